@@ -19,14 +19,14 @@ from functools import partial
 from benchmarks.pages import ROOT, Block
 from benchmarks.writer import Writer
 from repl_rl.engine import ENGINES
-from repl_rl.record.trajectory import Trajectory
-from repl_rl.rollout import Fleet, Rollouts, RolloutThread
-from repl_rl.rollout.fleet.choice import OnRay
-from repl_rl.rollout.fleet.ray import on_ray
-from repl_rl.rollout.fleet.source import NodeFleet
+from repl_rl.ray.config import RayOptions
+from repl_rl.ray.remote_rollouts import RolloutWorkers
+from repl_rl.ray.rollout_actors import open_ray_cluster
+from repl_rl.rollout import RolloutClient, Rollouts, SyncRollouts
+from repl_rl.rollout_config import RolloutConfig
 from repl_rl.tasks import Split, Task
-from repl_rl.trainer.fleets import plan_of
-from repl_rl.world import World
+from repl_rl.trainer.train_setup import build_worker_plan
+from repl_rl.trajectory.trajectory import Trajectory
 
 PAGE = Block(ROOT / "docs" / "scaling.md", "actor")
 FIGURES = ROOT / "docs" / "actor.json"
@@ -59,27 +59,30 @@ KINDS: Mapping[str, _Kind] = {
 
 
 @asynccontextmanager
-async def opened(world: World, node: int) -> AsyncIterator[Rollouts]:
+async def opened(world: RolloutConfig, node: int) -> AsyncIterator[Rollouts]:
     """The world on a node, which has not heard of the engine that costs nothing."""
-    ENGINES.add(Writer)
-    async with world.rollouts(0, node) as rollouts:
+    ENGINES.register(Writer)
+    async with world.open_rollouts(0, node) as rollouts:
         yield rollouts
 
 
 @contextmanager
-def _both(engine: str, effort: Effort, tasks: Sequence[Task]) -> Iterator[Mapping[str, Fleet]]:
+def _both(engine: str, effort: Effort, tasks: Sequence[Task]) -> Iterator[Mapping[str, RolloutClient]]:
     """This process, and a fleet of one node, with the same world."""
-    world, by_id = World(engine=engine, sandbox="local", concurrency=effort.concurrency), {t.id: t for t in tasks}
-    choice = OnRay("", 1, 0, False, 300.0)
-    plan = plan_of(world, choice)
-    plan = replace(plan, setting=replace(plan.setting, opener=pickle.dumps(partial(opened, world))))
+    world, by_id = (
+        RolloutConfig(engine=engine, sandbox="local", concurrency=effort.concurrency),
+        {t.id: t for t in tasks},
+    )
+    choice = RayOptions("", 1, 0, False, 300.0)
+    plan = build_worker_plan(world, choice)
+    plan = replace(plan, setup=replace(plan.setup, opener=pickle.dumps(partial(opened, world))))
     with ExitStack() as stack:
-        here = stack.enter_context(RolloutThread(world.rollouts, by_id))
-        cluster = stack.enter_context(on_ray(choice)).cluster
-        yield {"here": here, "away": stack.enter_context(NodeFleet(nullcontext(cluster), plan, by_id))}
+        here = stack.enter_context(SyncRollouts(world.open_rollouts, by_id))
+        cluster = stack.enter_context(open_ray_cluster(choice)).cluster
+        yield {"here": here, "away": stack.enter_context(RolloutWorkers(nullcontext(cluster), plan, by_id))}
 
 
-def _rate(fleet: Fleet, tasks: Sequence[Task], count: Callable[[Trajectory], int]) -> float:
+def _rate(fleet: RolloutClient, tasks: Sequence[Task], count: Callable[[Trajectory], int]) -> float:
     """A second."""
     began_s = time.perf_counter()
     played = fleet.sample(tasks)
@@ -89,9 +92,9 @@ def _rate(fleet: Fleet, tasks: Sequence[Task], count: Callable[[Trajectory], int
 def measure(effort: Effort | None = None, engines: Sequence[str] = tuple(KINDS)) -> dict[str, object]:
     """By engine: `here` and `away`, medians a second; the median of their rounds' ratios, and its quartiles."""
     effort = effort or Effort()
-    ENGINES.add(Writer)
+    ENGINES.register(Writer)
     report: dict[str, object] = asdict(effort)
-    tasks = World().drawn(Split.TRAIN, effort.tasks)
+    tasks = RolloutConfig().draw_tasks(Split.TRAIN, effort.tasks)
     played = [task for task in tasks for _ in range(effort.group)]
     for engine in engines:
         rates: dict[str, list[float]] = {"here": [], "away": []}

@@ -13,10 +13,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.pages import ROOT, Block, Report, points, share
-from repl_rl.evaluation.intervals import bootstrap, wilson
-from repl_rl.record.trajectory import Stop, Trajectory
-from repl_rl.runs.store import read
-from repl_rl.samplers.patterns import BOXED
+from repl_rl.evaluation.confidence_intervals import compute_bootstrap_interval, wilson
+from repl_rl.runs.store import read_trajectories
+from repl_rl.samplers.chat_format import BOXED
+from repl_rl.trajectory.trajectory import Stop, Trajectory
 
 PAGE = Block(ROOT / "docs" / "pretrained.md", "coder")
 FIGURES = ROOT / "docs" / "coder.json"
@@ -49,7 +49,7 @@ def has_answered(trajectory: Trajectory) -> bool:
 def evaluation(folder: Path) -> Report:
     """Return the figures of an evaluation for each temperature."""
     return {
-        name: figures([t for file in sorted((folder / part).iterdir()) for t in read(file)])
+        name: figures([t for file in sorted((folder / part).iterdir()) for t in read_trajectories(file)])
         for name, part in PARTS.items()
     }
 
@@ -73,7 +73,7 @@ def difference(kept: Report, label: str) -> str:
     for name in PARTS:
         ours, theirs = (kept[row][name]["right"] for row in (label, BLOCKS))
         both = sorted(ours.keys() & theirs.keys())
-        value = asdict(bootstrap([float(ours[task] - theirs[task]) for task in both]))
+        value = asdict(compute_bootstrap_interval([float(ours[task] - theirs[task]) for task in both]))
         words = "greedily" if name == "greedy" else f"at T = {name}"
         found.append(f"{points(value)} {words} ({len(both)} problems)")
     return f"\nSolve rate of {label}, minus that of blocks on the same problems, in points: {', '.join(found)}.\n"

@@ -12,8 +12,8 @@ from benchmarks.pages import ROOT, Block
 from repl_rl.cli.sft import SftConfig
 from repl_rl.cli.train import TrainConfig
 from repl_rl.cli.transcripts import TranscriptsConfig
-from repl_rl.settings.pretrained import Pretrained, following, format_default
-from repl_rl.world import World
+from repl_rl.rollout_config import RolloutConfig
+from repl_rl.settings.model_defaults import PretrainedDefault, format_default, get_model_dependent_fields
 
 PAGE = Block(ROOT / "docs" / "pretrained.md", "defaults")
 
@@ -21,16 +21,18 @@ PAGE = Block(ROOT / "docs" / "pretrained.md", "defaults")
 def block() -> str:
     """The generated block."""
     text = "| setting | the bundled policy | any other model |\n|---|---|---|\n"
-    return text + "".join(f"| {name} | {format_default(usual)} | {other.told} |\n" for name, usual, other in rows())
+    return text + "".join(
+        f"| {name} | {format_default(usual)} | {other.description} |\n" for name, usual, other in rows()
+    )
 
 
-def rows() -> Iterator[tuple[str, object, Pretrained]]:
+def rows() -> Iterator[tuple[str, object, PretrainedDefault]]:
     """Each setting once, with the defaults of the bundled policy and of any other model."""
     told = set[str]()
     for config in (TrainConfig(), SftConfig(samples=1), TranscriptsConfig(from_tasks=("builtin:quickstart",))):
-        for name, other in following(type(config)).items():
+        for name, other in get_model_dependent_fields(type(config)).items():
             if name not in told:
-                alone = "." not in name and not isinstance(config, World)
+                alone = "." not in name and not isinstance(config, RolloutConfig)
                 yield f"{name} of transcripts" if alone else name, _value(config, name), other
             told.add(name)
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.pages import ROOT, Block, Report
-from repl_rl.machine import versions as installed
+from repl_rl.utils import installed_versions as installed
 
 PAGE = Block(ROOT / "docs" / "coldstart.md", "doctests")
 FIGURES = ROOT / "docs" / "doctests.json"
@@ -35,7 +35,7 @@ def block(report: Report) -> str:
 def versions(packages: Report) -> list[str]:
     """Of Python and of the packages, as far as they are distributions."""
     # The standard library and parts of packages are none.
-    found = installed.versions(packages)
+    found = installed.collect_versions(packages)
     return [f"Python {platform.python_version()}", *(f"{name} {version}" for name, version in found.items())]
 
 

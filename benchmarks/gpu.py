@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pages import ROOT, Block
-from repl_rl.cli.gpu import told
-from repl_rl.lab.gpu import CHECKS
+from repl_rl.cli.doctor import format_figures
+from repl_rl.lab.doctor_gpu import CHECKS
 
 PAGE = Block(ROOT / "docs" / "gpu.md", "gpu")
 FIGURES = ROOT / "docs" / "gpu.json"
@@ -28,7 +28,7 @@ def block(found: Mapping[str, object] | None) -> str:
     text = f"On `{found['device']}`, {' and '.join(days)}:\n\n"
     text += "| check | verdict | figures, or why | s |\n|---|---|---|---|\n"
     for row in rows:
-        what = (row["why"] or told(row["figures"])).replace("|", "/").replace("<", "`<`")
+        what = (row["why"] or format_figures(row["figures"])).replace("|", "/").replace("<", "`<`")
         text += f"| {row['name']} | {row['verdict']} | {what} | {row['seconds']:.0f} |\n"
     there = {row["name"] for row in rows}
     for check in CHECKS:

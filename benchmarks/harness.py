@@ -22,8 +22,8 @@ from pathlib import Path
 
 from benchmarks.pages import ROOT, Block
 from repl_rl.evaluation import wilson
+from repl_rl.rollout_config import QUICKSTART
 from repl_rl.tasks import load_tasks
-from repl_rl.world import QUICKSTART
 
 PAGE = Block(ROOT / "docs" / "serve.md", "harness")
 FIGURES = ROOT / "docs" / "serve" / "harness.json"

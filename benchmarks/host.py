@@ -15,8 +15,8 @@ from pathlib import Path
 
 from benchmarks.pages import ROOT, Block
 from repl_rl import HostFunction, HostLimits, Limits, host_function, open_sandbox
-from repl_rl.rollout.host_session import HostSession
-from repl_rl.sandbox.base import Calling, Sandbox
+from repl_rl.rollout.host_functions import HostCallSession
+from repl_rl.sandbox.base import Sandbox, SupportsHostFunctions
 
 PAGE = Block(ROOT / "docs" / "host_functions.md", "host")
 FIGURES = ROOT / "docs" / "host_functions.json"
@@ -45,8 +45,8 @@ def slow(text: str) -> str:
 async def line_ms(sandbox: Sandbox, function: HostFunction, argument: str) -> list[float]:
     """Milliseconds of a call, an entry a line of `CALLS` calls."""
     async with sandbox.session() as session:
-        assert isinstance(session, Calling)
-        session.offer(HostSession([function]))
+        assert isinstance(session, SupportsHostFunctions)
+        session.offer_functions(HostCallSession([function]))
         await session.push(f"x = {argument}")
         found = []
         for _ in range(REPEATS):

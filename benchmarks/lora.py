@@ -14,8 +14,7 @@ from benchmarks.pages import ROOT, Block, Report
 from benchmarks.pretrained import FOLDER, minutes, percent, share
 from benchmarks.training import changed
 from repl_rl.cli.train import TrainConfig
-from repl_rl.settings.arguments import read as read_settings
-from repl_rl.settings.toml import load
+from repl_rl.settings.argument_parser import load_toml, read_table
 
 PAGE = Block(ROOT / "docs" / "pretrained.md", "lora")
 FIGURES = FOLDER / "lora.json"
@@ -28,7 +27,7 @@ def figures(run: Path) -> Report:
     """Return what the page shows of a run."""
     summary = json.loads((run / "summary.json").read_text())
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    config = read_settings(TrainConfig, load(run / "config.toml"), str(run / "config.toml"))
+    config = read_table(TrainConfig, load_toml(run / "config.toml"), str(run / "config.toml"))
     told = {name.replace("-", "_"): value for name, value in changed(config, TrainConfig()) if name not in _LEFT_OUT}
     held_out = [f"{name}_{when}" for name in ("solve_rate", "greedy", "line_error_rate") for when in ("first", "last")]
     kept = ("held_out_tasks", "cores", "engine", "sandbox", "train_s", "steps", *held_out)

@@ -22,16 +22,16 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.pages import ROOT, Block
 from benchmarks.zoo import ZOO, Family
-from repl_rl.engine import ENGINES, Opening
-from repl_rl.engine.names import outline
+from repl_rl.engine import ENGINES, EngineOptions
 from repl_rl.errors import ConfigError, ReplRLError
-from repl_rl.machine.assets import asset
-from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.models.parameter_names import load_skeleton
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.rollout_config import RolloutConfig
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.refusal import refuse_model
-from repl_rl.trainer.run import train
-from repl_rl.trainer.source import StepRecord
-from repl_rl.world import World
+from repl_rl.trainer.config_checks import validate_model
+from repl_rl.trainer.rollout_source import StepRecord
+from repl_rl.trainer.train_setup import train
+from repl_rl.utils.package_data import find_asset
 
 PAGE = Block(ROOT / "docs" / "models.md", "models")
 FIGURES = ROOT / "docs" / "models.json"
@@ -71,7 +71,9 @@ def play(family: Family, engine: str) -> Row:
             final, gap = trained(folder, engine, Path(place) / "first", steps=2)
             AutoModelForCausalLM.from_pretrained(final)
             check(final, engine)
-            assert outline(final).trained == outline(folder).trained, "it has other weights than were loaded before"
+            assert load_skeleton(final).trained_shapes == load_skeleton(folder).trained_shapes, (
+                "it has other weights than were loaded before"
+            )
             if engine == "transformers":  # on vLLM that would take as long again
                 gap = max(gap, trained(final, engine, Path(place) / "second", steps=1)[1])
         except ReplRLError as error:
@@ -85,9 +87,9 @@ def check(folder: Path, engine: str) -> None:
     Raises:
         ConfigError: it is refused.
     """
-    kind = ENGINES.chosen(engine)
-    refuse_model(folder, kind, CONFIG, frozenset)
-    kind.check(Opening(folder, CONTEXT))
+    kind = ENGINES.resolve(engine)
+    validate_model(folder, kind, CONFIG, frozenset)
+    kind.check(EngineOptions(folder, CONTEXT))
 
 
 CONFIG = TrainerConfig(steps=1, prompts_per_step=2, group_size=2, warmup_steps=0)
@@ -100,7 +102,7 @@ def trained(folder: Path, engine: str, out: Path, steps: int) -> tuple[Path, flo
     def told(record: StepRecord, _: object) -> None:
         gaps.append(record.metrics["logprob_gap_max"])
 
-    world = World(
+    world = RolloutConfig(
         model=str(folder),
         engine=engine,
         sandbox="unsafe",
@@ -114,7 +116,7 @@ def trained(folder: Path, engine: str, out: Path, steps: int) -> tuple[Path, flo
 
 def play_all(engine: str, names: Sequence[str]) -> list[Row]:
     """Rows of one engine, a line each on standard output."""
-    check(asset("policies/quickstart"), engine)  # heavy packages are imported here
+    check(find_asset("policies/quickstart"), engine)  # heavy packages are imported here
     rows = []
     for family in ZOO:
         if not names or family.name in names:

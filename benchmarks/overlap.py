@@ -19,14 +19,14 @@ from pathlib import Path
 import torch
 
 from benchmarks.pages import RESULTS, Block
-from repl_rl.engine import EngineKind, Transformers, Vllm
+from repl_rl.engine import EngineConfig, Transformers, Vllm
 from repl_rl.lab.policies import SIZES, write_policy
-from repl_rl.record.trajectory import Trajectory
-from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.rollout_config import RolloutConfig
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.run import train
-from repl_rl.trainer.source import StepRecord
-from repl_rl.world import World
+from repl_rl.trainer.rollout_source import StepRecord
+from repl_rl.trainer.train_setup import train
+from repl_rl.trajectory.trajectory import Trajectory
 
 PAGE = Block(RESULTS / "update.md", "overlap")
 FIGURES = RESULTS / "update_overlap.json"
@@ -84,9 +84,9 @@ class Leg:
 
 def leg(effort: Effort, policy: Path, out: Path, ahead: int) -> Leg:
     """Train for a while."""
-    kind: EngineKind = Vllm(threads=1) if effort.engine == "vllm" else Transformers()
+    kind: EngineConfig = Vllm(threads=1) if effort.engine == "vllm" else Transformers()
     limits = RolloutLimits(max_lines=effort.lines)
-    world = World(model=str(policy), engine=kind, rollout=limits, concurrency=effort.concurrency)
+    world = RolloutConfig(model=str(policy), engine=kind, rollout=limits, concurrency=effort.concurrency)
     config = TrainerConfig(
         steps=effort.steps + _WARM, prompts_per_step=effort.prompts, group_size=effort.group, warmup_steps=0,
         schedule="constant", learning_rate=1e-5, ahead=ahead,

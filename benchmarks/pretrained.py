@@ -16,11 +16,11 @@ from benchmarks.publish import choose, transcript
 from benchmarks.training import changed
 from repl_rl.cli.train import TrainConfig
 from repl_rl.evaluation import wilson
-from repl_rl.record.trajectory import Trajectory
-from repl_rl.runs.store import read
-from repl_rl.settings.arguments import read as read_settings
+from repl_rl.runs.store import read_trajectories
+from repl_rl.settings.argument_parser import load_toml
+from repl_rl.settings.argument_parser import read_table as read_settings
 from repl_rl.settings.legacy import modern
-from repl_rl.settings.toml import load
+from repl_rl.trajectory.trajectory import Trajectory
 
 RUN = Block(ROOT / "docs" / "pretrained.md", "pretrained")
 FOLDER = ROOT / "docs" / "pretrained"
@@ -55,7 +55,7 @@ def block(folder: Path) -> str:
 
 def told(folder: Path) -> TrainConfig:
     """What the published run was told."""
-    return read_settings(TrainConfig, modern(load(folder / "config.toml")), str(folder / "config.toml"))
+    return read_settings(TrainConfig, modern(load_toml(folder / "config.toml")), str(folder / "config.toml"))
 
 
 def table(summary: Figures, before: Figures) -> str:
@@ -125,8 +125,8 @@ def publish_run(runs: Path) -> None:
     shutil.copyfile(runs / "pretrained-before" / "eval.json", FOLDER / "before.json")
     first = min((runs / "pretrained-before" / "rollouts").glob("*.jsonl.gz"))
     last = max((runs / "pretrained" / "trajectories").glob("*.jsonl.gz"))
-    (FOLDER / "before.txt").write_text(transcript(typical(list(read(first)))))
-    (FOLDER / "after.txt").write_text(transcript(choose(list(read(last)))))
+    (FOLDER / "before.txt").write_text(transcript(typical(list(read_trajectories(first)))))
+    (FOLDER / "after.txt").write_text(transcript(choose(list(read_trajectories(last)))))
     RUN.write(block(FOLDER))
 
 

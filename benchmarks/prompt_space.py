@@ -19,11 +19,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.pages import ROOT, Block
-from repl_rl.coldstart.doctests import STDLIB, Specimen, harvest
-from repl_rl.record.console import PS1, PS2
-from repl_rl.record.trajectory import Observed, Prompt
-from repl_rl.rollout.renderer import Renderer
-from repl_rl.world import World
+from repl_rl.rollout.token_renderer import Renderer
+from repl_rl.rollout_config import RolloutConfig
+from repl_rl.sft.demonstrations_from_doctests import STDLIB, DocstringTest, iterate_doctests
+from repl_rl.trajectory.console_text import PS1, PS2
+from repl_rl.trajectory.trajectory import Observed, Prompt
 from tests.vocabularies import VOCABULARIES
 
 PAGE = Block(ROOT / "docs" / "templates.md", "prompt_space")
@@ -45,31 +45,31 @@ def forms() -> dict[str, dict[str, str]]:
     return found
 
 
-def transcripts() -> list[Specimen]:
+def transcripts() -> list[DocstringTest]:
     """Doctests of at least four statements, spread over the standard library."""
-    found = [one for one in harvest(STDLIB) if len(one.examples) >= 4]
+    found = [one for one in iterate_doctests(STDLIB) if len(one.examples) >= 4]
     return found[:: max(1, len(found) // TRANSCRIPTS)][:TRANSCRIPTS]
 
 
-def session(specimen: Specimen, renderer: Renderer) -> tuple[list[int], list[int], str]:
+def session(specimen: DocstringTest, renderer: Renderer) -> tuple[list[int], list[int], str]:
     """Ids of a session, the places of its lines' first tokens, and all that it says as ids have it."""
-    before: Prompt | Observed = renderer.plain_prompt(f"# {specimen.question}\n{PS1}")
+    before: Prompt | Observed = renderer.build_plain_prompt(f"# {specimen.question}\n{PS1}")
     ids, firsts = list(before.token_ids), list[int]()
     for example in specimen.examples:
         for number, line in enumerate(example.lines):
             last = number == len(example.lines) - 1
-            written = renderer.written(f"{line}\n", before)
+            written = renderer.encode_as_sampled(f"{line}\n", before)
             if line:
                 firsts.append(len(ids))
             ids += written
-            before = renderer.observation(f"{example.want}{PS1}" if last else PS2)
+            before = renderer.encode_observation(f"{example.expected_output}{PS1}" if last else PS2)
             ids += before.token_ids
     return ids, firsts, renderer.decode(ids)
 
 
 def costs(model: str) -> dict[str, float | int]:
     """Nats that lines' first tokens cost a model in each of the three ways, in the mean over lines."""
-    folder = World(model=model).model_folder
+    folder = RolloutConfig(model=model).model_folder
     network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     asked = {form: Renderer.from_folder(folder, prompt_space=form) for form in ("observed", "sampled")}
     nats: dict[str, list[float]] = {"observed": [], "sampled": [], "whole": []}

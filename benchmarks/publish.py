@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 from benchmarks.pages import ROOT, Block
-from repl_rl.record.trajectory import Observed, Trajectory
-from repl_rl.runs.store import read
+from repl_rl.runs.store import read_trajectories
+from repl_rl.trajectory.trajectory import Observed, Trajectory
 
 FOLDER = ROOT / "docs" / "quickstart"
 ROWS = [
@@ -83,7 +83,7 @@ def publish_run(run: Path) -> None:
     summary.pop("model_folder", None)  # a place on the machine that made the run
     (FOLDER / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     last = max((run / "trajectories").glob("*.jsonl.gz"))
-    (FOLDER / "transcript.txt").write_text(transcript(choose(list(read(last)))))
+    (FOLDER / "transcript.txt").write_text(transcript(choose(list(read_trajectories(last)))))
     Block(ROOT / "README.md", "publish").write(block(FOLDER))
 
 

@@ -20,8 +20,8 @@ from repl_rl.lab.credit.power import ALPHA, POWER, smallest_difference
 from repl_rl.lab.credit.rows import POINTS
 from repl_rl.lab.credit.settings import REGIMES, Settings
 from repl_rl.lab.credit.taught import DEMONSTRATIONS_A_STEP
-from repl_rl.machine.assets import asset
-from repl_rl.settings.arguments import parse
+from repl_rl.settings.argument_parser import parse
+from repl_rl.utils.package_data import find_asset
 
 SUMMARY = Block(ROOT / "docs" / "credit.md", "regimes")
 PAGE = Block(RESULTS / "credit.md", "regimes")
@@ -55,12 +55,12 @@ KEPT = (
 
 def names() -> list[str]:
     """The shipped regimes that are about credit."""
-    return sorted(name for file in asset(REGIMES).glob("*.toml") if not (name := file.stem).startswith("stale"))
+    return sorted(name for file in find_asset(REGIMES).glob("*.toml") if not (name := file.stem).startswith("stale"))
 
 
 def planned(name: str) -> tuple[CreditBenchConfig, Experiment]:
     """What a regime says, and the experiment that it is."""
-    config = parse(CreditBenchConfig, "bench credit", ["--regime", name], asset(REGIMES), "regime")
+    config = parse(CreditBenchConfig, "bench credit", ["--regime", name], find_asset(REGIMES), "regime")
     settings = Settings(**{field.name: getattr(config, field.name) for field in fields(Settings)})
     return config, Experiment(config.out, settings, config.conditions, config.seeds, spread=config.spread)
 

@@ -7,14 +7,16 @@ import sys
 from pathlib import Path
 
 from repl_rl.runs.report import write_report
-from repl_rl.runs.store import read
+from repl_rl.runs.store import read_trajectories
 from tests.chromium import chromium
 
 
 def main(run: Path, picture: Path) -> None:
     """Draw the report of the run in folder `run` into the file `picture`."""
     solved = [
-        t for t in read(run / "trajectories") if t.outcome == 1.0 and any(e.status.is_error for e in t.executions)
+        t
+        for t in read_trajectories(run / "trajectories")
+        if t.outcome == 1.0 and any(e.status.is_error for e in t.executions)
     ]
     shown = max(solved, key=lambda t: (len(t.lines), t.id))
     with chromium() as tab:

@@ -26,9 +26,9 @@ import psutil
 from benchmarks.pages import ROOT, Block
 from benchmarks.writer import Writer
 from repl_rl.engine import ENGINES
-from repl_rl.rollout import RolloutThread
+from repl_rl.rollout import SyncRollouts
+from repl_rl.rollout_config import RolloutConfig
 from repl_rl.tasks import Split
-from repl_rl.world import World
 
 PAGE = Block(ROOT / "docs" / "survival.md", "soak")
 FIGURES = ROOT / "docs" / "survival_soak.json"
@@ -124,11 +124,11 @@ def quarters(values: Sequence[float]) -> list[float]:
 def played(effort: Effort) -> Iterator[Look]:
     """A look after each portion."""
     if effort.engine == Writer.kind:
-        ENGINES.add(Writer)
-    world = World(engine=effort.engine, sandbox=effort.sandbox, concurrency=effort.concurrency)
-    tasks = world.drawn(Split.TRAIN, 256)
+        ENGINES.register(Writer)
+    world = RolloutConfig(engine=effort.engine, sandbox=effort.sandbox, concurrency=effort.concurrency)
+    tasks = world.draw_tasks(Split.TRAIN, 256)
     size, done = effort.rollouts // effort.portions, 0
-    with RolloutThread(world.rollouts, {task.id: task for task in tasks}) as source:
+    with SyncRollouts(world.open_rollouts, {task.id: task for task in tasks}) as source:
         for _ in range(effort.portions):
             source.sample([tasks[(done + n) % len(tasks)] for n in range(size)])
             done += size

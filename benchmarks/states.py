@@ -23,15 +23,15 @@ from pathlib import Path
 
 from benchmarks.pages import ROOT, Block
 from repl_rl.lab.policies import SIZES, write_policy
-from repl_rl.machine.stopping import terminable
-from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import ReplSampler
 from repl_rl.rollout.episode import Episode
+from repl_rl.rollout_config import RolloutConfig
+from repl_rl.trainer.checkpoint_schedule import CheckpointSchedule
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.pace import Saving
-from repl_rl.trainer.run import train
-from repl_rl.trainer.source import StepRecord
-from repl_rl.world import World
+from repl_rl.trainer.rollout_source import StepRecord
+from repl_rl.trainer.train_setup import train
+from repl_rl.trajectory.trajectory import Trajectory
+from repl_rl.utils.stop_signals import handle_stop_signals
 
 PAGE = Block(ROOT / "docs" / "survival.md", "states")
 FIGURES = ROOT / "docs" / "survival_states.json"
@@ -97,9 +97,9 @@ class Leg:
             raise _Over
 
 
-def world(effort: Effort, policy: Path) -> World:
+def world(effort: Effort, policy: Path) -> RolloutConfig:
     """What is trained."""
-    return World(
+    return RolloutConfig(
         model=str(policy), engine=effort.engine, sampler="benchmarks.states:First", concurrency=16, sandbox="local"
     )
 
@@ -107,7 +107,7 @@ def world(effort: Effort, policy: Path) -> World:
 def leg(effort: Effort, policy: Path, out: Path, kept: bool, limit_s: float) -> Leg:
     """Train for a while, with states or without."""
     counted = Leg(limit_s, out / "states")
-    saving = Saving(seconds=effort.seconds) if kept else None
+    saving = CheckpointSchedule(every_s=effort.seconds) if kept else None
     with suppress(_Over):
         train(world(effort, policy), TRAINED, out=out, train_tasks=_TASKS, on_step=counted.step, saving=saving)
     return counted
@@ -130,7 +130,7 @@ def started_s(effort: Effort, policy: Path, out: Path, resume: bool) -> float:
 def child(asked: Mapping[str, str | bool]) -> None:
     """Train until the first rollout ends the process."""
     effort = Effort(engine=str(asked["engine"]))
-    with suppress(KeyboardInterrupt), terminable():
+    with suppress(KeyboardInterrupt), handle_stop_signals():
         policy, out = Path(str(asked["policy"])), Path(str(asked["out"]))
         train(world(effort, policy), TRAINED, out=out, train_tasks=_TASKS, resume=bool(asked["resume"]))
 

@@ -17,12 +17,11 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.pages import ROOT, Block, Report, share
-from repl_rl.coldstart.demonstrations import MIXES
-from repl_rl.coldstart.played import PROTOCOLS
-from repl_rl.evaluation.intervals import bootstrap, wilson
-from repl_rl.record.trajectory import Trajectory
-from repl_rl.runs.store import read
-from repl_rl.tasks import Split, sketch
+from repl_rl.evaluation.confidence_intervals import compute_bootstrap_interval, wilson
+from repl_rl.runs.store import read_trajectories
+from repl_rl.sft.demonstrations import MIXES, PROTOCOLS
+from repl_rl.tasks import Split, draw_problem
+from repl_rl.trajectory.trajectory import Trajectory
 
 PAGE = Block(ROOT / "docs" / "templates.md", "taught")
 FIGURES = ROOT / "docs" / "prompt_space_taught.json"
@@ -35,7 +34,7 @@ def answers(folder: Path) -> Mapping[str, str]:
     rng, mix = random.Random(f"{settings['seed']}/transcripts"), MIXES[settings["mix"]]
     found: dict[str, str] = {}
     for number in range(settings["count"]):
-        drawn = sketch(families[number % len(families)], rng, Split.TRAIN)
+        drawn = draw_problem(families[number % len(families)], rng, Split.TRAIN)
         found[drawn.question] = drawn.answer
         PROTOCOLS[settings["protocol"]].plan(drawn, mix, rng)
     return found
@@ -50,7 +49,7 @@ def correct(folder: Path) -> list[int]:
 def stored(folder: Path) -> Iterator[Trajectory]:
     """Yield the trajectories of a folder."""
     for file in sorted(folder.iterdir()):
-        yield from read(file)
+        yield from read_trajectories(file)
 
 
 def figures(data: Sequence[Path], evaluations: Sequence[Path]) -> Report:
@@ -66,7 +65,7 @@ def figures(data: Sequence[Path], evaluations: Sequence[Path]) -> Report:
         "demonstrations": len(shown),
         "correct": fmean(shown),
         "tasks": len(by_task),
-        "solved": asdict(bootstrap([fmean(one) for one in by_task.values()])),
+        "solved": asdict(compute_bootstrap_interval([fmean(one) for one in by_task.values()])),
         "greedy": asdict(wilson(sum(greedy), len(greedy))),
         "errors": sum(status.is_error for status in executed) / len(executed),
     }

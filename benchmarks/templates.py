@@ -16,9 +16,9 @@ from transformers.utils import get_json_schema
 from benchmarks.pages import ROOT, Block
 from repl_rl.errors import ConfigError
 from repl_rl.rollout.chat_template import Message
-from repl_rl.rollout.renderer import Renderer
-from repl_rl.samplers.chat import ChatFormat, calling
-from repl_rl.samplers.tool_format import detect
+from repl_rl.rollout.token_renderer import Renderer
+from repl_rl.samplers.chat_format import ChatFormat, make_tool_call_message
+from repl_rl.samplers.tool_call_parsing import detect_call_parser
 
 PAGE = Block(ROOT / "docs" / "templates.md", "templates")
 SHIPPED = files("trl") / "chat_templates"
@@ -45,7 +45,7 @@ def add(a: int, b: int) -> int:
 
 
 SCHEMA = get_json_schema(add)
-CALL = calling([("add", {"a": 40, "b": 2})])
+CALL = make_tool_call_message([("add", {"a": 40, "b": 2})])
 QUESTION: Message = {"role": "user", "content": "How many?"}
 REPLY: Message = {"role": "user", "content": "And now?"}
 RESULT: Message = {"role": "tool", "content": "42"}
@@ -99,25 +99,27 @@ def row(name: str) -> Row:
     try:
         offering = ChatFormat(renderer, [SCHEMA])
     except ConfigError:
-        return Row(name, feedback, False, False, "", kept, tuple(sorted(renderer.chat.reads)))
+        return Row(name, feedback, False, False, "", kept, tuple(sorted(renderer.chat_template.variable_names)))
     try:
-        origin = detect(offering).origin
+        origin = detect_call_parser(offering).source
     except ConfigError:
         origin = ""
     answered, kept_too = _spliced(offering, RESULT, CALL, ("add",)) if origin else (False, True)
     read = bool(origin) and answered
-    return Row(name, feedback, True, read, origin, kept and kept_too, tuple(sorted(renderer.chat.reads)))
+    return Row(
+        name, feedback, True, read, origin, kept and kept_too, tuple(sorted(renderer.chat_template.variable_names))
+    )
 
 
 def _spliced(chat: ChatFormat, reply: Message, turn: Message, called: tuple[str, ...]) -> tuple[bool, bool]:
     """Whether `reply` can be spliced in after `turn`, and whether the template then writes what it wrote before."""
     try:
-        glue = chat.reply([reply], 100, called).text
+        glue = chat.encode_reply([reply], 100, called).text
     except ConfigError:
         return False, False
     named = {**reply, "name": "add", "tool_call_id": "call00000"} if called else reply
     whole = chat.render([QUESTION, turn, named], True)
-    before = (chat.prompt([QUESTION]).text, chat.render([QUESTION, turn], False).rstrip("\n"))
+    before = (chat.build_prompt([QUESTION]).text, chat.render([QUESTION, turn], False).rstrip("\n"))
     return True, all(map(whole.startswith, before)) and whole.endswith(glue)
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from benchmarks.pages import ROOT, Block
 from repl_rl.cli.train import TrainConfig
-from repl_rl.evaluation.intervals import wilson
-from repl_rl.settings.arguments import parse
+from repl_rl.evaluation.confidence_intervals import wilson
+from repl_rl.settings.argument_parser import parse
 
 PAGE = Block(ROOT / "docs" / "training.md", "training")
 FIGURES = ROOT / "docs" / "training.json"

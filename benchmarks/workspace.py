@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from benchmarks.pages import ROOT, Block
 from repl_rl.lab.sandbox import pss_mib
 from repl_rl.sandbox import open_sandbox
-from repl_rl.sandbox.base import Sandbox, SandboxSession, console_of
+from repl_rl.sandbox.base import Sandbox, SandboxSession, open_console
 from repl_rl.tasks import Workspace
 
 PAGE = Block(ROOT / "docs" / "workspace.md", "workspace")
@@ -73,7 +73,7 @@ async def _made_s(sandbox: Sandbox, repeat: int) -> float:
     """Seconds until the first console of a workspace that was never asked for has run a line."""
     fresh = Workspace({**LARGE.values, "repeat": repeat}, LARGE.files, LARGE.lines, LARGE.preload)
     started = time.perf_counter()
-    async with console_of(sandbox, fresh) as console:
+    async with open_console(sandbox, fresh) as console:
         await console.push("1 + 1")
     return time.perf_counter() - started
 
@@ -82,10 +82,10 @@ async def _measure(effort: Effort) -> dict[str, float]:
     times: dict[str, list[float]] = {"empty": [], "workspace": [], "typed": [], "made": []}
     memory: dict[str, list[float]] = {"empty": [], "workspace": []}
     async with open_sandbox("local", warm=0) as sandbox:
-        async with console_of(sandbox, LARGE):  # made before the clock starts
+        async with open_console(sandbox, LARGE):  # made before the clock starts
             pass
         for repeat in range(effort.repeats):
-            for name, lease in (("empty", sandbox.session), ("workspace", lambda: console_of(sandbox, LARGE))):
+            for name, lease in (("empty", sandbox.session), ("workspace", lambda: open_console(sandbox, LARGE))):
                 elapsed_s, taken = await _at_once(lease, effort.consoles, ("1 + 1",))
                 times[name].append(elapsed_s / effort.consoles)
                 memory[name].append(taken / effort.consoles)

@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
-from repl_rl.engine import Engine, EngineKind, Opening, ScriptedEngine
-from repl_rl.rollout.renderer import Renderer
+from repl_rl.engine import Engine, EngineConfig, EngineOptions, ScriptedEngine
+from repl_rl.rollout.token_renderer import Renderer
 
 LINES = (
     "x = 37 * 4\n",
@@ -20,19 +20,19 @@ LINES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Writer(EngineKind):
+class Writer(EngineConfig):
     """The scripted engine: it writes `LINES`, in an order that the ids before them decide."""
 
     kind: ClassVar[str] = "scripted"
     about: ClassVar[str] = "the public fake, which writes the lines of a soak"
 
     @asynccontextmanager
-    async def open(self, opening: Opening) -> AsyncIterator[Engine]:
-        """See `EngineKind.open`."""
+    async def open(self, opening: EngineOptions) -> AsyncIterator[Engine]:
+        """See `EngineConfig.open`."""
         renderer = Renderer.from_folder(opening.folder)
-        written = [renderer.written(line) for line in LINES]
+        written = [renderer.encode_as_sampled(line) for line in LINES]
 
         def policy(ids: Sequence[int]) -> Sequence[int]:
             return written[(7 * len(ids) + ids[-1]) % len(written)]
 
-        yield ScriptedEngine.asking(policy, forbidden_ids=opening.forbidden_ids)
+        yield ScriptedEngine.from_policy(policy, forbidden_ids=opening.forbidden_ids)

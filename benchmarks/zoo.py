@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
 from transformers.utils.logging import disable_progress_bar
 
-from repl_rl.machine.assets import asset
+from repl_rl.utils.package_data import find_asset
 
 VOCABULARY, EOS, PAD = 362, 360, 361
 """Those of the bundled policy's tokenizer."""
@@ -91,7 +91,7 @@ class Family:
         torch.manual_seed(seed)
         auto = AutoModelForCausalLM if self.vision is None else AutoModelForImageTextToText
         auto.from_config(self.config(), dtype=torch.float32).save_pretrained(folder)
-        for file in asset("policies/quickstart").glob("tokenizer*"):
+        for file in find_asset("policies/quickstart").glob("tokenizer*"):
             shutil.copy(file, folder)
         if self.finish is not None:
             self.finish(folder)

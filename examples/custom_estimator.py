@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from repl_rl import GroupRewards, StepRecord, TrainerConfig, Trajectory, World, train
+from repl_rl import GroupRewards, RolloutConfig, StepRecord, TrainerConfig, Trajectory, train
 
 
 def blame_errors(group: GroupRewards, *, penalty: float = 0.5) -> tuple[tuple[float, ...], ...]:
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--sandbox", default="local", help="local (bubblewrap), docker, or unsafe (no isolation)")
     options = parser.parse_args()
     logging.basicConfig(format="%(message)s")
-    world = World(engine="transformers", sandbox=options.sandbox, concurrency=16)
+    world = RolloutConfig(engine="transformers", sandbox=options.sandbox, concurrency=16)
     config = TrainerConfig(
         steps=3,
         prompts_per_step=4,  # tasks per step

@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from repl_rl import Episode, LineStatus, RolloutSampler, Trajectory, World, to_text
+from repl_rl import Episode, LineStatus, RolloutConfig, RolloutSampler, Trajectory, to_text
 
 
 class LookFirst(RolloutSampler):
@@ -54,11 +54,11 @@ class LookFirst(RolloutSampler):
 async def play(sandbox: str, tasks: int, rollouts_per_task: int) -> None:
     """Play a few rollouts and print what happened."""
     # A world names the policy (here the bundled one), the engine that samples, and the sandbox that runs lines.
-    world = World(engine="transformers", sandbox=sandbox, concurrency=4)
+    world = RolloutConfig(engine="transformers", sandbox=sandbox, concurrency=4)
     # Of the bundled tasks, two families whose answers take a computation.
-    drawn = [task for task in world.drawn("train", 64) if task.family in ("variables", "chain")][:tasks]
+    drawn = [task for task in world.draw_tasks("train", 64) if task.family in ("variables", "chain")][:tasks]
     # `rollouts()` opens engine and consoles together, and closes them at the end of the block.
-    async with world.rollouts() as rollouts:
+    async with world.open_rollouts() as rollouts:
         # `repl-rl train --sampler custom_sampler:LookFirst`, run in this folder, makes the same replacement by name.
         mine = replace(rollouts, sampler=LookFirst())
         # One trajectory per entry, in order. A task that appears several times is a group.

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from repl_rl import PushResult, Sandbox, console_of, open_sandbox
-from repl_rl.record.setup import Setup
-from repl_rl.sandbox import SANDBOXES, Births, SandboxKind, SandboxSession, Unsafe
-from repl_rl.sandbox.base import Calling, Host
-from repl_rl.sandbox.conformance import run
+from repl_rl import LineResult, Sandbox, open_console, open_sandbox
+from repl_rl.sandbox import SANDBOXES, SandboxConfig, SandboxOptions, SandboxSession, Unsafe
+from repl_rl.sandbox.base import HostCallHandler, SupportsHostFunctions
+from repl_rl.sandbox.conformance import run_suite
+from repl_rl.trajectory.trajectory import WorkspaceContent
 
 DOCTESTS = 2
 """Transcripts of the standard library to replay; `repl-rl sandbox check` replays 60."""
@@ -42,7 +42,7 @@ class RecordingSession:
         """True once no further line can be pushed."""
         return self._inner.ended
 
-    async def push(self, line: str) -> PushResult:
+    async def push(self, line: str) -> LineResult:
         """Run one physical line. An error of the line is a status of the result, never an exception."""
         result = await self._inner.push(line)
         row = {"line": line[:200], "status": result.status, "text": result.text[:200]}
@@ -50,10 +50,10 @@ class RecordingSession:
             file.write(json.dumps(row) + "\n")
         return result
 
-    def offer(self, host: Host) -> None:
+    def offer_functions(self, host: HostCallHandler) -> None:
         """Let lines call host functions. Optional: without this method, host functions are refused."""
-        assert isinstance(self._inner, Calling)
-        self._inner.offer(host)
+        assert isinstance(self._inner, SupportsHostFunctions)
+        self._inner.offer_functions(host)
 
 
 class RecordingSandbox:
@@ -70,31 +70,31 @@ class RecordingSandbox:
         """Lease a fresh console; it is never used again."""
         return self._lease(None)
 
-    def prepared(self, setup: Setup) -> AbstractAsyncContextManager[SandboxSession]:
+    def open_workspace_session(self, setup: WorkspaceContent) -> AbstractAsyncContextManager[SandboxSession]:
         """Lease a console that begins with a task's workspace. Optional: tasks without one never need it."""
         return self._lease(setup)
 
     @asynccontextmanager
-    async def _lease(self, setup: Setup | None) -> AsyncIterator[SandboxSession]:
-        async with console_of(self._inner, setup) as session:
+    async def _lease(self, setup: WorkspaceContent | None) -> AsyncIterator[SandboxSession]:
+        async with open_console(self._inner, setup) as session:
             yield RecordingSession(session, self._file)
 
 
 @dataclass(frozen=True, slots=True)
-class Recording(SandboxKind):
+class Recording(SandboxConfig):
     """The backend as a user chooses it. Its fields are its options, here `--recording.file PATH`."""
 
     kind: ClassVar[str] = "recording"
     about: ClassVar[str] = "plain processes whose lines are recorded"
     # The suite expects no isolation, and none of the limits that the inner backend does not enforce.
     isolates: ClassVar[bool] = Unsafe.isolates
-    unlimited: ClassVar[frozenset[str]] = Unsafe.unlimited
+    unenforced_limits: ClassVar[frozenset[str]] = Unsafe.unenforced_limits
 
     file: str = "lines.jsonl"
     """File to append lines to."""
 
     @asynccontextmanager
-    async def open(self, births: Births) -> AsyncIterator[Sandbox]:
+    async def open(self, births: SandboxOptions) -> AsyncIterator[Sandbox]:
         """Open the sandbox for the length of an `async with`. `births` has limits, preloads and the pool size."""
         async with Unsafe().open(births) as inner:
             yield RecordingSandbox(inner, Path(self.file))
@@ -106,7 +106,7 @@ async def check(kind: Recording) -> int:
         await console.push("6 * 7")
         await console.push("1 / 0")
     print_recorded(Path(kind.file))
-    rows = await run(kind, doctests=DOCTESTS)
+    rows = await run_suite(kind, doctests=DOCTESTS)
     kept, promises = Counter(row.section for row in rows if row.passed), Counter(row.section for row in rows)
     for section, count in promises.items():
         print(f"{section}: {kept[section]} of {count} kept")
@@ -123,7 +123,8 @@ def print_recorded(file: Path) -> None:
 
 
 if __name__ == "__main__":
-    # One line registers the backend: `World(sandbox="recording")` and `open_sandbox("recording")` find it from here on.
-    SANDBOXES.add(Recording)
+    # One line registers the backend: `RolloutConfig(sandbox="recording")` and `open_sandbox("recording")` find it from
+    # here on.
+    SANDBOXES.register(Recording)
     with tempfile.TemporaryDirectory() as scratch:
         sys.exit(asyncio.run(check(Recording(f"{scratch}/lines.jsonl"))))

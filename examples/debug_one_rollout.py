@@ -23,7 +23,7 @@ from repl_rl import (
     ScriptedEngine,
     Task,
     Trajectory,
-    asset,
+    find_asset,
 )
 from repl_rl.sandbox import InProcessSandbox
 
@@ -52,7 +52,7 @@ class WatchedSampler(RolloutSampler):
 async def play() -> Trajectory:
     """Build the parts of a rollout by hand and play one."""
     # The tokenizer and the prompt. Any folder of a model works: Renderer.from_folder(Path("my_model")).
-    renderer = Renderer.from_folder(asset("policies/quickstart"))
+    renderer = Renderer.from_folder(find_asset("policies/quickstart"))
     # The engine. In a session, `ids` grows by what is sampled and observed; no weights are involved.
     engine = ScriptedEngine.from_text(SCRIPT, renderer.encode)
     rollouts = Rollouts(

@@ -7,8 +7,8 @@
     ├── EngineError             the inference engine failed; the step ends
     │   ├── EngineDied          its process died
     │   ├── WeightSyncError     sampler and trainer have different weights
-    │   └── NodeLost            a worker died or froze; another worker plays its groups
-    ├── BrokenDown              the engine or the consoles died repeatedly; exit code 3
+    │   └── WorkerLost          a worker died or froze; another worker plays its groups
+    ├── UnrecoverableError      the engine or the consoles died repeatedly; exit code 3
     ├── StoreError              a stored trajectory cannot be read
     ├── InvariantError          a record would break an invariant of `trajectory`
     └── UserCodeError           a sampler, judge or reward of the user raised or misbehaved
@@ -27,10 +27,10 @@ class ReplRLError(Exception):
 
     # The default would call `__init__` with the finished message as its only argument.
     def __reduce__(self) -> tuple[object, ...]:
-        return _as_it_was, (type(self), str(self), self.__dict__)
+        return _rebuild_error, (type(self), str(self), self.__dict__)
 
 
-def _as_it_was(kind: type[ReplRLError], message: str, attributes: dict[str, object]) -> ReplRLError:
+def _rebuild_error(kind: type[ReplRLError], message: str, attributes: dict[str, object]) -> ReplRLError:
     """Rebuild an error from another process, whose message is already complete."""
     error = kind.__new__(kind)
     Exception.__init__(error, message)
@@ -72,11 +72,11 @@ class WeightSyncError(EngineError):
     """Different log probabilities of engine and trainer: the engine's weights are not the policy's."""
 
 
-class NodeLost(EngineError):
+class WorkerLost(EngineError):
     """Worker that died, froze, or cannot be used."""
 
 
-class BrokenDown(ReplRLError):
+class UnrecoverableError(ReplRLError):
     """Repeated death of a part that a run needs. After its cause is fixed, `--resume` continues the run."""
 
     exit_code = 3
@@ -92,7 +92,7 @@ class StoreError(ReplRLError):
 
 
 class InvariantError(ReplRLError, ValueError):
-    """Record that would break an invariant of `repl_rl.record.trajectory`.
+    """Record that would break an invariant of `repl_rl.trajectory.trajectory`.
 
     Names the field, the value and the remedy.
     """

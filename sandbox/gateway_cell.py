@@ -21,7 +21,7 @@ def _repl_open(package, variables, options):
     with zipfile.ZipFile(io.BytesIO(base64.b64decode(package))) as packed:
         packed.extractall(folder)
     process = subprocess.Popen(
-        [sys.executable, "-B", os.path.join(folder, "repl_kernel", "relay.py"), options, folder],
+        [sys.executable, "-B", os.path.join(folder, "repl_kernel", "jupyter_gateway_relay.py"), options, folder],
         env={**variables, "PATH": os.environ.get("PATH", os.defpath), "TMPDIR": tempfile.gettempdir()},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

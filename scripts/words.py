@@ -82,7 +82,7 @@ _IDIOMS = re.compile(
 )
 _RATE_WITH_A = re.compile(r"\b(one|two|\d+|each) \w+ an? \w+\b", re.IGNORECASE)
 _NONE = re.compile(r"\bNone: ")
-_SENTENCE = re.compile(r"(?<=[.!?:])\s+")
+_SENTENCE = re.compile(r"(?<=[.!?:])\s+|\n\s*- |\n\s*\n")  # an item of a list is a sentence
 
 
 class Finding(NamedTuple):

@@ -25,22 +25,22 @@ from transformers import TrainerState
 
 from repl_rl import cli
 from repl_rl.errors import ConfigError
-from repl_rl.machine.files import Json
-from repl_rl.machine.versions import versions
-from repl_rl.record.trajectory import Trajectory
-from repl_rl.runs.folder import RunFolder
-from repl_rl.runs.store import read
-from repl_rl.trainer.loop import fit
-from repl_rl.trainer.source import StepRecord
-from repl_rl.trainer.states import Boundary, generators, newest
-from repl_rl.trainer.weights import SHARED
+from repl_rl.runs.run_folder import RunFolder
+from repl_rl.runs.store import read_trajectories
+from repl_rl.trainer.plugins.checkpoint import StepSnapshot, find_newest_state, get_rng_state
+from repl_rl.trainer.rollout_source import StepRecord
+from repl_rl.trainer.train_loop import run_training
+from repl_rl.trainer.weight_sync import SHARED
+from repl_rl.trajectory.trajectory import Trajectory
+from repl_rl.utils.atomic_files import Json
+from repl_rl.utils.installed_versions import collect_versions
 from tests.runs import rollout
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 from tests.trainer.test_resume import PLAIN, STEPS, TASKS, check_alike, play
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 """What a tmpfs gives at a time: room ends at a multiple of it, in whatever file is written then."""
-VERSIONS = versions()
+VERSIONS = collect_versions()
 OFFSETS = 8
 """Places for each kind of write at which the room ends."""
 
@@ -69,14 +69,14 @@ class Disk:
         subprocess.run(["mount", "-o", f"remount,bind,{how}", str(self.place)], check=True)
 
 
-def boundary(step: int) -> Boundary:
+def boundary(step: int) -> StepSnapshot:
     said: dict[str, Json] = {"step": step, "policy_step": step, "processes": 1, "versions": VERSIONS, "said": {}}
     order = torch.Generator().get_state()
-    return Boundary(step, said, TrainerState(), {}, [generators()], order)
+    return StepSnapshot(step, said, TrainerState(), {}, [get_rng_state()], order)
 
 
 def save(folder: RunFolder, step: int) -> None:
-    boundary(step).write(folder.states, {"weights": {"w": torch.randn(16_384)}})
+    boundary(step).save(folder.states_folder, {"weights": {"w": torch.randn(16_384)}})
 
 
 def trajectories(step: int, count: int) -> list[Trajectory]:
@@ -93,9 +93,9 @@ def wide(step: int) -> dict[str, float]:
 
 WRITES: Mapping[str, Callable[[RunFolder], None]] = {
     "state": lambda folder: save(folder, 3),
-    "trajectory": lambda folder: folder.step(3, {"loss": 1.0}, trajectories(3, 4)),
-    "metric": lambda folder: folder.step(3, wide(3), []),
-    "summary": lambda folder: folder.summarise({"status": "finished", "steps": 3, "families_last": wide(9)}),
+    "trajectory": lambda folder: folder.write_step(3, {"loss": 1.0}, trajectories(3, 4)),
+    "metric": lambda folder: folder.write_step(3, wide(3), []),
+    "summary": lambda folder: folder.write_summary({"status": "finished", "steps": 3, "families_last": wide(9)}),
 }
 
 
@@ -109,9 +109,9 @@ def begun(path: Path) -> RunFolder:
     folder = RunFolder(path, overwrite=True)
     folder.create("seed = 0\n")
     for step in (1, 2):
-        folder.step(step, {"loss": step / 2}, trajectories(step, 2))
+        folder.write_step(step, {"loss": step / 2}, trajectories(step, 2))
         save(folder, step)
-    folder.summarise({"status": "interrupted", "steps": 2})
+    folder.write_summary({"status": "interrupted", "steps": 2})
     return folder
 
 
@@ -130,8 +130,8 @@ def check_kept(folder: RunFolder, before: Mapping[Path, str]) -> None:
     now = digests(folder.path)
     changed = {file.name for file, digest in before.items() if now.get(file) != digest}
     assert changed <= {"metrics.jsonl"}, changed
-    assert len(list(read(folder.path / "trajectories" / "000001.jsonl.gz"))) == 2
-    state = newest(folder.states)
+    assert len(list(read_trajectories(folder.path / "trajectories" / "000001.jsonl.gz"))) == 2
+    state = find_newest_state(folder.states_folder)
     assert state is not None
     assert state.step == 2
 
@@ -139,14 +139,14 @@ def check_kept(folder: RunFolder, before: Mapping[Path, str]) -> None:
 def check_goes_on(path: Path, write: Callable[[RunFolder], None]) -> None:
     """After the cause is gone the run is taken up, and what could not be written is."""
     folder = RunFolder(path, overwrite=False, resume=True)
-    folder.reopen("seed = 0\n", 2, 2)
-    assert [(row["step"], row["loss"]) for row in folder.rows] == [(1, 0.5), (2, 1.0)]
+    folder.open_at_step("seed = 0\n", 2, 2)
+    assert [(row["step"], row["loss"]) for row in folder.metric_rows] == [(1, 0.5), (2, 1.0)]
     write(folder)
     again = RunFolder(path, overwrite=False, resume=True)
-    again.reopen("seed = 0\n", 3, 3)
-    assert [row["step"] for row in again.rows][:2] == [1, 2]
-    assert len({row["step"] for row in again.rows}) == len(again.rows)
-    assert sum(1 for _ in read(path)) in (4, 8)
+    again.open_at_step("seed = 0\n", 3, 3)
+    assert [row["step"] for row in again.metric_rows][:2] == [1, 2]
+    assert len({row["step"] for row in again.metric_rows}) == len(again.metric_rows)
+    assert sum(1 for _ in read_trajectories(path)) in (4, 8)
 
 
 def writes(disk: Disk) -> None:
@@ -275,7 +275,7 @@ def shared(place: Path) -> None:
 
     source, ids = Watching(tiny_model()), [task.id for task in TASKS]
     config = replace(PLAIN, updates=1)
-    fit(tiny_model(), tiny_tokenizer(), ids, source, config, place / "run", on_step, tell=said.append)
+    run_training(tiny_model(), tiny_tokenizer(), ids, source, config, place / "run", on_step, tell=said.append)
     assert len(ways) >= STEPS - 1, ways
     assert SHARED in ways[0].parents
     assert SHARED not in ways[-1].parents

@@ -7,9 +7,9 @@ from pathlib import Path
 import gguf
 from safetensors.numpy import load_file
 
-from repl_rl.machine.assets import asset
+from repl_rl.utils.package_data import find_asset
 
-POLICY = asset("policies/quickstart")
+POLICY = find_asset("policies/quickstart")
 CHAT = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 
 

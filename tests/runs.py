@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from repl_rl.credit.credited import LineCredit
-from repl_rl.record.trajectory import (
+from repl_rl.credit.credited_trajectory import LineCredit
+from repl_rl.runs.store import write_step, write_tokens
+from repl_rl.trajectory.trajectory import (
     Execution,
     HostCall,
     Line,
@@ -18,7 +19,6 @@ from repl_rl.record.trajectory import (
     Stop,
     Trajectory,
 )
-from repl_rl.runs.store import write_step, write_tokens
 
 TOKENS = ["x", " = ", "1", "\n", "1/0", "submit_final_answer", "(1)\n", ">>> "]
 TRACE = (

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trl.trainer.utils import nanstd
 
-from repl_rl.credit.advantages import (
+from repl_rl.credit.advantage_estimators import (
     EPSILON,
     ESTIMATORS,
     Advantages,
     GroupRewards,
-    discount_of,
-    estimator,
-    faded,
+    anneal_line_rewards,
+    get_discount,
+    load_estimator,
     normalise,
 )
 from repl_rl.errors import ConfigError, UserCodeError
@@ -34,7 +34,7 @@ lines = st.lists(rewards, max_size=5).map(tuple)
 def groups(draw: st.DrawFn, outcomes: st.SearchStrategy[float | None] = rewards) -> GroupRewards:
     rows = draw(st.lists(st.tuples(outcomes, lines), min_size=1, max_size=8))
     states = tuple(tuple(draw(st.sampled_from("abc")) for _ in r) for _, r in rows)
-    return GroupRewards.of(tuple(o for o, _ in rows), tuple(r for _, r in rows), states)
+    return GroupRewards.from_rows(tuple(o for o, _ in rows), tuple(r for _, r in rows), states)
 
 
 def with_shaping(group: GroupRewards, entries: Sequence[float], bound: float = math.inf) -> GroupRewards:
@@ -44,7 +44,7 @@ def with_shaping(group: GroupRewards, entries: Sequence[float], bound: float = m
     rewards = tuple(
         tuple(r + s for r, s in zip(*rows, strict=True)) for rows in zip(group.rewards_G_L, shaping, strict=True)
     )
-    return GroupRewards.of(group.outcomes_G, rewards, group.states_G_L, shaping, bound)
+    return GroupRewards.from_rows(group.outcomes_G, rewards, group.states_G_L, shaping, bound)
 
 
 graded = groups()
@@ -70,49 +70,49 @@ def test_outcome_equals_trl_bit_for_bit_in_batches_of_any_shape(size: int, count
     ours = []
     for start in range(0, len(values), size):
         outcomes = tuple(None if math.isnan(v) else v for v in values[start : start + size])
-        ours += [row[0] for row in estimator("outcome")(GroupRewards.of(outcomes, ((0.5,),) * size))]
+        ours += [row[0] for row in load_estimator("outcome")(GroupRewards.from_rows(outcomes, ((0.5,),) * size))]
     assert ours == theirs
 
 
 @given(names, partly)
 def test_every_estimator_gives_one_finite_number_a_line(name: str, group: GroupRewards) -> None:
-    advantages = estimator(name)(group)
+    advantages = load_estimator(name)(group)
     assert [len(row) for row in advantages] == [len(row) for row in group.rewards_G_L]
     assert all(math.isfinite(value) for row in advantages for value in row)
 
 
 @given(names, st.integers(1, 6), st.sampled_from([0.0, 1.0]), st.integers(0, 3))
 def test_a_group_without_variance_gives_exact_zeros(name: str, size: int, value: float, count: int) -> None:
-    group = GroupRewards.of((value,) * size, ((0.0,) * min(count, 1),) * size)
-    assert all(a == 0.0 for row in estimator(name)(group) for a in row)
+    group = GroupRewards.from_rows((value,) * size, ((0.0,) * min(count, 1),) * size)
+    assert all(a == 0.0 for row in load_estimator(name)(group) for a in row)
     if name == "outcome":
-        group = GroupRewards.of((value,) * size, ((0.25,) * count,) * size)
-        assert all(a == 0.0 for row in estimator(name)(group) for a in row)
+        group = GroupRewards.from_rows((value,) * size, ((0.25,) * count,) * size)
+        assert all(a == 0.0 for row in load_estimator(name)(group) for a in row)
 
 
 @given(names, rewards)
 def test_a_group_of_one_line_has_nothing_to_compare_it_with(name: str, value: float) -> None:
     as_given = 0.5 if name == "merged_prefixes" else 0.0  # it compares no rewards of lines
-    assert estimator(name)(GroupRewards.of((value,), ((0.5,),), (("a",),))) == ((as_given,),)
+    assert load_estimator(name)(GroupRewards.from_rows((value,), ((0.5,),), (("a",),))) == ((as_given,),)
 
 
 @given(names, graded)
 def test_a_rollout_that_failed_takes_no_part_in_any_baseline(name: str, group: GroupRewards) -> None:
-    with_fault = GroupRewards.of((*group.outcomes_G, None), (*group.rewards_G_L, ()), (*group.states_G_L, ()))
-    for ours, theirs in zip(estimator(name)(with_fault), estimator(name)(group), strict=False):
+    with_fault = GroupRewards.from_rows((*group.outcomes_G, None), (*group.rewards_G_L, ()), (*group.states_G_L, ()))
+    for ours, theirs in zip(load_estimator(name)(with_fault), load_estimator(name)(group), strict=False):
         assert ours == pytest.approx(theirs, abs=1e-4, rel=1e-4)
 
 
 @given(graded)
 def test_outcome_does_not_look_at_line_rewards(group: GroupRewards) -> None:
-    blank = GroupRewards.of(group.outcomes_G, tuple((0.0,) * len(row) for row in group.rewards_G_L))
-    assert estimator("outcome")(group) == estimator("outcome")(blank)
+    blank = GroupRewards.from_rows(group.outcomes_G, tuple((0.0,) * len(row) for row in group.rewards_G_L))
+    assert load_estimator("outcome")(group) == load_estimator("outcome")(blank)
 
 
 @given(graded)
 def test_two_stream_without_line_rewards_is_outcome(group: GroupRewards) -> None:
-    blank = GroupRewards.of(group.outcomes_G, tuple((0.0,) * len(row) for row in group.rewards_G_L))
-    assert estimator("two_stream")(blank) == estimator("outcome")(blank)
+    blank = GroupRewards.from_rows(group.outcomes_G, tuple((0.0,) * len(row) for row in group.rewards_G_L))
+    assert load_estimator("two_stream")(blank) == load_estimator("outcome")(blank)
 
 
 @given(graded, shapings, st.floats(0, 2, width=32))
@@ -126,7 +126,7 @@ def test_two_stream_is_the_weighted_sum_of_outcome_rewards_and_shaping(
     baseline = flat.mean().clamp(min=0.0)
     deviation = (((flat - baseline) ** 2).sum() / max(len(flat) - 1, 1)).sqrt()
     line = iter(((flat - baseline) / (deviation + EPSILON)).tolist() if varied else [0.0] * len(given))
-    ours, plain = estimator(f"two_stream(line_weight={weight!r})")(shaped), estimator("outcome")(group)
+    ours, plain = load_estimator(f"two_stream(line_weight={weight!r})")(shaped), load_estimator("outcome")(group)
     for i, row in enumerate(ours):
         for at, value in enumerate(row):
             credit = next(line) if group.rewards_G_L[i][at] else 0.0
@@ -135,7 +135,7 @@ def test_two_stream_is_the_weighted_sum_of_outcome_rewards_and_shaping(
 
 
 def test_in_two_stream_an_error_costs_its_own_line_and_pays_no_other() -> None:
-    a = estimator("two_stream")(GroupRewards.of((1.0, 1.0), ((0.0, -0.1, 0.0), (0.0, 0.0))))
+    a = load_estimator("two_stream")(GroupRewards.from_rows((1.0, 1.0), ((0.0, -0.1, 0.0), (0.0, 0.0))))
     assert a[0][1] < 0
     assert a[0][0] == a[0][2] == a[1][0] == a[1][1] == 0.0
 
@@ -152,19 +152,25 @@ def test_harmless_lines_by_the_dozen_gain_nothing_over_an_honest_rollout_of_equa
         *(("m", "n") for _ in others),
     )
     rows = ((0.0,) * farmed, (0.0,) * honest, *mates)
-    group = GroupRewards.of((1.0, 1.0, *others), rows, states, rows, 0.5)
-    advantages = estimator(name)(group)
+    group = GroupRewards.from_rows((1.0, 1.0, *others), rows, states, rows, 0.5)
+    advantages = load_estimator(name)(group)
     assert max(advantages[0]) <= min(advantages[1]) + 1e-6, "no token of the long rollout is worth more"
-    assert advantages[:2] == estimator(name)(group.plain())[:2], "the errors of others pay neither of them"
+    assert advantages[:2] == load_estimator(name)(group.without_line_rewards())[:2], (
+        "the errors of others pay neither of them"
+    )
 
 
 @given(names, graded, st.floats(0, 1))
 def test_faded_credit_goes_from_shaped_to_plain(name: str, group: GroupRewards, share: float) -> None:
-    blank = GroupRewards.of(group.outcomes_G, tuple((0.0,) * len(r) for r in group.rewards_G_L), group.states_G_L)
-    function = estimator(name)
-    assert faded(function, group, 1.0) == function(group)
-    assert faded(function, group, 0.0) == function(blank)
-    for mixed, shaped, plain in zip(faded(function, group, share), function(group), function(blank), strict=True):
+    blank = GroupRewards.from_rows(
+        group.outcomes_G, tuple((0.0,) * len(r) for r in group.rewards_G_L), group.states_G_L
+    )
+    function = load_estimator(name)
+    assert anneal_line_rewards(function, group, 1.0) == function(group)
+    assert anneal_line_rewards(function, group, 0.0) == function(blank)
+    for mixed, shaped, plain in zip(
+        anneal_line_rewards(function, group, share), function(group), function(blank), strict=True
+    ):
         assert mixed == pytest.approx([share * a + (1 - share) * b for a, b in zip(shaped, plain, strict=True)])
 
 
@@ -179,8 +185,8 @@ def test_normalised_values_that_vary_have_mean_zero_and_unbiased_deviation_one(v
 
 @pytest.mark.parametrize("count", range(1, 12))
 def test_equal_rewards_leave_nothing_behind_by_rounding(count: int) -> None:
-    group = GroupRewards.of((0.1, 0.1), ((0.1,) * count, (0.1,) * count))
-    assert estimator("process")(group) == ((0.0,) * count, (0.0,) * count)
+    group = GroupRewards.from_rows((0.1, 0.1), ((0.1,) * count, (0.1,) * count))
+    assert load_estimator("process")(group) == ((0.0,) * count, (0.0,) * count)
 
 
 @given(graded, shapings)
@@ -202,7 +208,7 @@ def test_process_is_the_formula_of_deepseekmath_read_aloud(group: GroupRewards, 
     if 0 < std < 0.1:
         return  # float32 against float64, blown up by a small divisor
     shaped = with_shaping(group, entries, bound=0.25)
-    advantages = [row for row in estimator("process")(shaped) if row]
+    advantages = [row for row in load_estimator("process")(shaped) if row]
     shaping = [row for row in shaped.shaping_G_L if row]
     for ours, steps, rewards_L, row in zip(advantages, steps_G, rewards_G, shaping, strict=True):
         for start, value in enumerate(ours):
@@ -215,10 +221,10 @@ def test_process_is_the_formula_of_deepseekmath_read_aloud(group: GroupRewards, 
 @given(graded)
 def test_process_without_rewards_of_lines_is_outcome(group: GroupRewards) -> None:
     kept = [i for i, row in enumerate(group.rewards_G_L) if row]
-    plain = GroupRewards.of(
+    plain = GroupRewards.from_rows(
         tuple(group.outcomes_G[i] for i in kept), tuple((0.0,) * len(group.rewards_G_L[i]) for i in kept)
     )
-    for ours, theirs in zip(estimator("process")(plain), estimator("outcome")(plain), strict=True):
+    for ours, theirs in zip(load_estimator("process")(plain), load_estimator("outcome")(plain), strict=True):
         assert ours == pytest.approx(theirs, abs=1e-3)
 
 
@@ -237,7 +243,7 @@ def test_return_to_go_is_the_discounted_return_less_that_of_the_others_at_the_sa
 
     playing = [i for i, row in enumerate(group.rewards_G_L) if row]
     shaped = with_shaping(group, entries, bound=0.25)
-    for i, ours in enumerate(estimator(f"return_to_go(discount={discount!r})")(shaped)):
+    for i, ours in enumerate(load_estimator(f"return_to_go(discount={discount!r})")(shaped)):
         for at, value in enumerate(ours):
             places = [
                 (j, next((p for p in range(len(group.rewards_G_L[j])) if step(j, p) == step(i, at)), -1))
@@ -255,26 +261,26 @@ def test_return_to_go_is_the_discounted_return_less_that_of_the_others_at_the_sa
 
 
 def test_return_to_go_without_line_rewards_is_leave_one_out_of_outcomes() -> None:
-    a = estimator("return_to_go")(GroupRewards.of((1.0, 0.0, 0.5), ((0.0, 0.0), (0.0,), (0.0, 0.0, 0.0))))
+    a = load_estimator("return_to_go")(GroupRewards.from_rows((1.0, 0.0, 0.5), ((0.0, 0.0), (0.0,), (0.0, 0.0, 0.0))))
     assert a == ((0.75, 0.75), (-0.75,), (0.0, 0.0, 0.0))
 
 
 def test_state_anchor_compares_lines_that_start_from_the_same_state() -> None:
-    group = GroupRewards.of((1.0, 1.0), ((0.0, -0.4), (0.0, 0.0)), (("start", "x"), ("start", "y")))
-    a = estimator("state_anchor(discount=1.0)")(group)
+    group = GroupRewards.from_rows((1.0, 1.0), ((0.0, -0.4), (0.0, 0.0)), (("start", "x"), ("start", "y")))
+    a = load_estimator("state_anchor(discount=1.0)")(group)
     assert a[0][1] == a[1][1] == 0.0, "nothing else started from x or from y, and the outcomes are equal"
     assert a[0][0] == pytest.approx(-0.4)
     assert a[1][0] == 0.0, "the penalty of another rollout pays nothing"
-    paid = GroupRewards.of((1.0, 1.0), ((0.0, 0.4), (0.0, 0.0)), (("start", "x"), ("start", "y")))
-    a = estimator("state_anchor(discount=1.0)")(paid)
+    paid = GroupRewards.from_rows((1.0, 1.0), ((0.0, 0.4), (0.0, 0.0)), (("start", "x"), ("start", "y")))
+    a = load_estimator("state_anchor(discount=1.0)")(paid)
     assert a[0][0] == pytest.approx(0.4)
     assert a[1][0] == pytest.approx(-0.4)
 
 
 @given(graded)
 def test_state_anchor_without_known_states_is_outcome(group: GroupRewards) -> None:
-    unknown = GroupRewards.of(group.outcomes_G, group.rewards_G_L)
-    assert estimator("state_anchor")(unknown) == estimator("outcome")(unknown)
+    unknown = GroupRewards.from_rows(group.outcomes_G, group.rewards_G_L)
+    assert load_estimator("state_anchor")(unknown) == load_estimator("outcome")(unknown)
 
 
 def test_nothing_normalises_to_nothing() -> None:
@@ -302,27 +308,27 @@ def broken(group: GroupRewards) -> Advantages:
     ],
 )
 def test_an_estimator_that_lies_is_named_in_the_error(function: str, message: str) -> None:
-    group = GroupRewards.of((0.0, 1.0), ((0.0, 0.0), (0.0,)))
+    group = GroupRewards.from_rows((0.0, 1.0), ((0.0, 0.0), (0.0,)))
     with pytest.raises(UserCodeError, match=message):
-        estimator(f"{__name__}:{function}")(group)
+        load_estimator(f"{__name__}:{function}")(group)
 
 
 @pytest.mark.parametrize("name", ["outcom", "no_such_module:f", f"{__name__}:no_such", f"{__name__}:__name__"])
 def test_an_unknown_estimator_is_refused_by_name(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
-        estimator(name)
+        load_estimator(name)
 
 
 def test_a_potential_discounts_as_its_estimator_does() -> None:
-    assert [discount_of(name) for name in ("return_to_go", "state_anchor", "two_stream")] == [1.0, 0.95, 1.0]
-    assert discount_of("return_to_go(discount=0.5)") == 0.5
+    assert [get_discount(name) for name in ("return_to_go", "state_anchor", "two_stream")] == [1.0, 0.95, 1.0]
+    assert get_discount("return_to_go(discount=0.5)") == 0.5
 
 
 def test_an_option_without_effect_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"option line_weight of estimator outcome is 0.5; it has no options"):
-        estimator("outcome(line_weight=0.5)")
+        load_estimator("outcome(line_weight=0.5)")
     with pytest.raises(ConfigError, match=r"option weight of estimator two_stream is 1; its options are line_weight"):
-        estimator("two_stream(weight=1)")
+        load_estimator("two_stream(weight=1)")
 
 
 @pytest.mark.parametrize(
@@ -330,13 +336,13 @@ def test_an_option_without_effect_is_refused() -> None:
 )
 def test_an_option_out_of_its_bounds_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"(line_weight|discount) of estimator .* is .*; give"):
-        estimator(text)
+        load_estimator(text)
 
 
 @pytest.mark.parametrize("text", ["two_stream(0.5)", "two_stream(line_weight=f())", "two_stream(", "two_stream(**x)"])
 def test_options_that_are_no_literals_by_name_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="write options as"):
-        estimator(text)
+        load_estimator(text)
 
 
 def lucky(group: GroupRewards, *, luck: float = 1.0) -> Advantages:
@@ -344,14 +350,14 @@ def lucky(group: GroupRewards, *, luck: float = 1.0) -> Advantages:
 
 
 def test_an_estimator_of_the_user_takes_options_of_its_own() -> None:
-    group = GroupRewards.of((1.0, 0.0), ((0.0,), (0.0, 0.0)))
-    assert estimator(f"{__name__}:lucky(luck=0.5)")(group) == ((0.5,), (0.5, 0.5))
+    group = GroupRewards.from_rows((1.0, 0.0), ((0.0,), (0.0, 0.0)))
+    assert load_estimator(f"{__name__}:lucky(luck=0.5)")(group) == ((0.5,), (0.5, 0.5))
     with pytest.raises(ConfigError, match="its options are luck"):
-        estimator(f"{__name__}:lucky(chance=0.5)")
+        load_estimator(f"{__name__}:lucky(chance=0.5)")
 
 
 def test_rewards_that_do_not_match_the_rollouts_are_refused() -> None:
     with pytest.raises(UserCodeError, match="2 outcomes and 1 rows"):
-        GroupRewards.of((0.0, 1.0), ((0.0,),))
+        GroupRewards.from_rows((0.0, 1.0), ((0.0,),))
     with pytest.raises(UserCodeError, match="nan"):
-        GroupRewards.of((0.0,), ((math.nan,),))
+        GroupRewards.from_rows((0.0,), ((math.nan,),))

@@ -45,8 +45,9 @@ def test_no_two_rooms_import_each_other_even_at_a_distance() -> None:
 
 
 def test_the_plan_stays_small() -> None:
-    assert len(FLOOR) <= 22
-    assert sum(len(others - {mine}) for mine, others in graph().items()) <= 114
+    assert len(FLOOR) <= 23
+    # Each room with public classes imports `deprecations`, until the old names are removed.
+    assert sum(len(others - {mine, "deprecations"}) for mine, others in graph().items()) <= 141
 
 
 def code_lines(text: str, function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -84,7 +85,7 @@ def test_what_runs_inside_a_sandbox_imports_nothing_of_repl_rl() -> None:
 
 
 def test_ray_is_imported_in_three_files() -> None:
-    """Whoever wants actors asks `machine/actors.py`, so what of Ray is no stable interface is in one place."""
+    """Whoever wants actors asks `ray/actor_calls.py`, so what of Ray is no stable interface is in one place."""
     found = set()
     for path, _, nodes in syntax(ROOT):
         for node in nodes:
@@ -92,7 +93,7 @@ def test_ray_is_imported_in_three_files() -> None:
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if any(name.split(".")[0] == "ray" for name in names):
                 found.add(path.relative_to(ROOT).as_posix())
-    assert found == {"machine/actors.py", "machine/cluster.py", "machine/own_machines.py"}
+    assert found == {"ray/actor_calls.py", "ray/connect_cluster.py", "ray/start_local_cluster.py"}
 
 
 def test_import_repl_rl_is_light() -> None:
@@ -156,9 +157,9 @@ PATCHES = {
     "stdin": "what a terminal types",
     "stdout": "what a terminal shows",
     "find_spec": "a package that is installed cannot be missing otherwise",
-    "exchange": "a file system that exchanges no names is not at hand",
+    "exchange_names": "a file system that exchanges no names is not at hand",
     "columns": "which rows an update is made of is in no record of it",
-    "_greedy": "vLLM cannot be made to lie",
+    "_sample_greedy": "vLLM cannot be made to lie",
     "APPLY_S": "a chat template without end is given five seconds of CPU time, which a test would sit out",
     "_CANCEL_S": "a sampler that hangs is given five seconds, which a test would sit out",
     "_get_per_token_logps_and_entropies": "the gradient of each token alone, which every model mixes with others",

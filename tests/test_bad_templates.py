@@ -14,15 +14,15 @@ import pytest
 
 from repl_rl.cli import main
 from repl_rl.errors import ConfigError
-from repl_rl.machine.assets import asset
-from repl_rl.machine.time_limit import limited
 from repl_rl.rollout import chat_template
-from repl_rl.rollout.renderer import Renderer
-from repl_rl.runs.store import read
-from repl_rl.samplers.chat import ChatFormat, conversation
-from repl_rl.settings.same import check_same_settings
-from repl_rl.settings.toml import dump, load
-from repl_rl.world import World
+from repl_rl.rollout.token_renderer import Renderer
+from repl_rl.rollout_config import RolloutConfig
+from repl_rl.runs.run_folder import check_same_settings
+from repl_rl.runs.store import read_trajectories
+from repl_rl.samplers.chat_format import ChatFormat, build_conversation
+from repl_rl.settings.argument_parser import dump_toml, load_toml
+from repl_rl.utils.package_data import find_asset
+from repl_rl.utils.timeouts import call_with_time_limit
 from tests.conftest import merged_tokenizer
 from tests.worlds import TASK, world
 
@@ -52,32 +52,33 @@ def test_a_system_message_that_is_not_taken_goes_before_the_first_question(
 ) -> None:
     renderer = renderer_with(REFUSING[kind])
     for _ in range(2):
-        prompt = ChatFormat(renderer).prompt(conversation("Be quick.", "6 * 7?"))
+        prompt = ChatFormat(renderer).build_prompt(build_conversation("Be quick.", "6 * 7?"))
         assert prompt.text == "[user] Be quick.\n\n6 * 7?<|im_end|>\n[assistant] "
-    shown = renderer.prompt("6 * 7?", "chat").text
+    shown = renderer.build_prompt("6 * 7?", "chat").text
     assert shown.count("[user]") == 1
     assert shown.index("\n\n6 * 7?<|im_end|>") > 0
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
         "the chat template of byte-level takes no system message: its text goes before the first question"
     ]
-    assert renderer.question_prompt("", "6 * 7?").text == "[user] 6 * 7?<|im_end|>\n[assistant] "
+    assert renderer.build_question_prompt("", "6 * 7?").text == "[user] 6 * 7?<|im_end|>\n[assistant] "
 
 
 def test_a_system_message_that_is_taken_stays_one(caplog: pytest.LogCaptureFixture) -> None:
     assert (
-        renderer_with(TURNS).question_prompt("S", "Q").text == "[system] S<|im_end|>\n[user] Q<|im_end|>\n[assistant] "
+        renderer_with(TURNS).build_question_prompt("S", "Q").text
+        == "[system] S<|im_end|>\n[user] Q<|im_end|>\n[assistant] "
     )
     assert caplog.records == []
 
 
 def test_a_template_that_refuses_everything_is_refused_as_before() -> None:
     with pytest.raises(ConfigError, match=r"never.; it refuses this conversation"):
-        renderer_with("{{ raise_exception('never') }}").question_prompt("S", "Q")
+        renderer_with("{{ raise_exception('never') }}").build_question_prompt("S", "Q")
 
 
 def test_a_question_behind_a_system_text_spells_no_control_token() -> None:
     renderer = renderer_with(REFUSING["Gemma"])
-    ids = renderer.question_prompt("S", "<|im_end|>").token_ids
+    ids = renderer.build_question_prompt("S", "<|im_end|>").token_ids
     assert sum(i in renderer.eos_ids for i in ids) == 1
 
 
@@ -92,7 +93,7 @@ CLOCK = "{{ strftime_now('%d %b %Y %H:%M:%S.%f') }} " + TURNS
 
 def model_with(template: str, folder: Path) -> Path:
     folder.mkdir()
-    for file in asset("policies/quickstart").iterdir():
+    for file in find_asset("policies/quickstart").iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     (folder / "chat_template.jinja").write_text(template)
     return folder
@@ -100,36 +101,40 @@ def model_with(template: str, folder: Path) -> Path:
 
 def test_a_template_reads_one_time_as_long_as_it_lives() -> None:
     renderer = renderer_with(CLOCK)
-    assert len({renderer.question_prompt("", "Q").text for _ in range(20)}) == 1
+    assert len({renderer.build_question_prompt("", "Q").text for _ in range(20)}) == 1
     then = datetime(2001, 2, 3, 4, 5, 6)
-    assert renderer_with(CLOCK, now=then).question_prompt("", "Q").text.startswith("03 Feb 2001 04:05:06.000000 [user]")
+    assert (
+        renderer_with(CLOCK, now=then)
+        .build_question_prompt("", "Q")
+        .text.startswith("03 Feb 2001 04:05:06.000000 [user]")
+    )
 
 
 def test_a_run_keeps_its_date_and_goes_on_with_it(tmp_path: Path) -> None:
     folder = model_with(CLOCK, tmp_path / "model")
-    begun = World(model=str(folder), prompt="chat").resolve_prompt_settings()
+    begun = RolloutConfig(model=str(folder), prompt="chat").resolve_prompt_settings()
     assert datetime.fromisoformat(begun.date) <= datetime.now()
     run = tmp_path / "run"
     run.mkdir()
-    (run / "config.toml").write_text(dump(replace(begun, date="2001-02-03T04:05:06")))
-    recorded = World.recorded(run)
-    assert recorded.renderer().question_prompt("", "Q").text.startswith("03 Feb 2001 04:05:06")
-    resumed = World(model=str(folder), prompt="chat").resolve_prompt_settings(run / "config.toml")
-    check_same_settings(run, dump(resumed))
+    (run / "config.toml").write_text(dump_toml(replace(begun, date="2001-02-03T04:05:06")))
+    recorded = RolloutConfig.from_run(run)
+    assert recorded.load_renderer().build_question_prompt("", "Q").text.startswith("03 Feb 2001 04:05:06")
+    resumed = RolloutConfig(model=str(folder), prompt="chat").resolve_prompt_settings(run / "config.toml")
+    check_same_settings(run, dump_toml(resumed))
     assert resumed == recorded
-    said = World(model=str(folder), prompt="chat", date="2020-01-01")
+    said = RolloutConfig(model=str(folder), prompt="chat", date="2020-01-01")
     assert said.resolve_prompt_settings(run / "config.toml").date == said.date
     with pytest.raises(ConfigError, match="date is '2020-01-01', the run's '2001-02-03T04:05:06'"):
-        check_same_settings(run, dump(said))
+        check_same_settings(run, dump_toml(said))
 
 
 def test_a_run_whose_template_reads_no_clock_has_no_date(tmp_path: Path) -> None:
-    usual = World()
+    usual = RolloutConfig()
     assert usual.resolve_prompt_settings().date == ""
-    (tmp_path / "config.toml").write_text(dump(usual).replace('date = ""\n', ""))
-    check_same_settings(tmp_path, dump(usual))
+    (tmp_path / "config.toml").write_text(dump_toml(usual).replace('date = ""\n', ""))
+    check_same_settings(tmp_path, dump_toml(usual))
     with pytest.raises(ConfigError, match="date is 'today'; give one as 2026-11-27"):
-        World(date="today")
+        RolloutConfig(date="today")
 
 
 def test_processes_that_train_together_must_be_told_one_date(
@@ -147,10 +152,10 @@ def test_a_training_has_one_prompt_for_a_task_and_its_date_in_its_settings(tmp_p
     few = ["--train-tasks", "2", "--eval-tasks", "1", "--concurrency", "2", "--rollout.max-lines", "1"]
     given = ["train", "--engine", "transformers", "--model", str(folder), "--prompt", "chat", "--sandbox", "local"]
     assert main([*given, *sizes, *few, "--out", str(tmp_path), "--name", "dated"]) == 0
-    date = load(tmp_path / "dated" / "config.toml")["date"]
+    date = load_toml(tmp_path / "dated" / "config.toml")["date"]
     shown = datetime.fromisoformat(str(date)).strftime("%d %b %Y %H:%M:%S.%f")
-    assert shown in World.recorded(tmp_path / "dated").renderer().question_prompt("", "Q").text
-    played = list(read(tmp_path / "dated" / "trajectories"))
+    assert shown in RolloutConfig.from_run(tmp_path / "dated").load_renderer().build_question_prompt("", "Q").text
+    played = list(read_trajectories(tmp_path / "dated" / "trajectories"))
     prompts = {trajectory.task_id: trajectory.prompt.text for trajectory in played}
     assert len(played) > len(prompts)
     assert all(t.prompt.text == prompts[t.task_id] and shown in t.prompt.text for t in played)
@@ -161,11 +166,11 @@ def test_transcripts_have_the_date_that_is_given_or_that_of_their_beginning(tmp_
     flags = ["transcripts", "--from-tasks", "builtin:count", "--count", "2", "--sandbox", "inprocess"]
     flags += ["--prompt", "chat", "--model", str(folder), "--out"]
     assert main([*flags, str(tmp_path / "first"), "--date", "2001-02-03T04:05:06"]) == 0
-    prompts = [t.prompt.text for t in read(tmp_path / "first" / "trajectories")]
+    prompts = [t.prompt.text for t in read_trajectories(tmp_path / "first" / "trajectories")]
     assert [text[:27] for text in prompts] == 2 * ["03 Feb 2001 04:05:06.000000"]
-    assert load(tmp_path / "first" / "config.toml")["date"] == "2001-02-03T04:05:06"
+    assert load_toml(tmp_path / "first" / "config.toml")["date"] == "2001-02-03T04:05:06"
     assert main([*flags, str(tmp_path / "second")]) == 0
-    kept = str(load(tmp_path / "second" / "config.toml")["date"])
+    kept = str(load_toml(tmp_path / "second" / "config.toml")["date"])
     assert abs(datetime.now() - datetime.fromisoformat(kept)) < timedelta(hours=1)
     assert main([*flags, str(tmp_path / "third"), "--date", "today"]) == 2
 
@@ -186,15 +191,15 @@ def test_a_template_without_end_is_refused_in_one_line(tmp_path: Path, capsys: p
 def test_a_template_that_comes_to_no_end_for_some_messages_alone_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "APPLY_S", 0.3)
     renderer = renderer_with("{% if 'loop' in messages[-1].content %}" + LOOP.replace(TURNS, "{% endif %}" + TURNS))
-    assert renderer.question_prompt("S", "Q").text.startswith("[system] S")
+    assert renderer.build_question_prompt("S", "Q").text.startswith("[system] S")
     with pytest.raises(ConfigError, match="it comes to no end"):
-        renderer.question_prompt("S", "loop")
-    assert renderer.question_prompt("S", "Q").text.startswith("[system] S"), "it can be applied again"
+        renderer.build_question_prompt("S", "loop")
+    assert renderer.build_question_prompt("S", "Q").text.startswith("[system] S"), "it can be applied again"
 
 
 def test_a_text_without_measure_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"characters.; it writes more than a model reads"):
-        renderer_with("{{ 'x' * 30000000 }}").question_prompt("", "Q")
+        renderer_with("{{ 'x' * 30000000 }}").build_question_prompt("", "Q")
 
 
 def growing(step: str, first: str = "'aaaaaaaa'") -> str:
@@ -256,7 +261,7 @@ LARGE = {
 def test_no_operation_of_a_template_makes_more_than_a_model_reads(way: str) -> None:
     begun = time.thread_time()
     with pytest.raises(ConfigError, match="it writes more than a model reads; use another"):
-        renderer_with(LARGE[way]).question_prompt("", "Q")
+        renderer_with(LARGE[way]).build_question_prompt("", "Q")
     assert time.thread_time() - begun < chat_template.APPLY_S
 
 
@@ -269,7 +274,7 @@ def test_usual_operations_of_a_template_work_as_in_jinja() -> None:
         "{{ 'a' in 'ba' }}|"
         "{% set x %}{{ 1 + 2 }}{% endset %}{{ x }}|{{ [[1]] + [2] }}|{{ messages|map(attribute='role')|join(',') }}"
     )
-    text = renderer_with(usual).chat.text([{"role": "user", "content": "Q"}], True)
+    text = renderer_with(usual).chat_template.render_text([{"role": "user", "content": "Q"}], True)
     assert text == (
         'ababab|3|1024|  2.5%|   1|  a  |a\n  b|1-2|x  |1|1aNone|a--a|[[1, 2], [3]]|{\n "a": 1\n}|True|3|[[1], 2]|user'
     )
@@ -277,13 +282,15 @@ def test_usual_operations_of_a_template_work_as_in_jinja() -> None:
 
 def test_the_limit_of_a_template_grows_with_the_messages() -> None:
     long = "a" * (1 << 24)
-    assert renderer_with(TURNS).chat.text([{"role": "user", "content": long}], True).count("a") > len(long)
+    assert renderer_with(TURNS).chat_template.render_text([{"role": "user", "content": long}], True).count("a") > len(
+        long
+    )
 
 
 @pytest.mark.parametrize("bad", ["{{ 1 / 0 }}", "{{ range(10 ** 9) }}", "{{ [].x.y }}", "{% if %}", "{{ '9'.z() }}"])
 def test_an_error_of_a_template_is_one_line(bad: str) -> None:
     with pytest.raises(ConfigError, match="it refuses this conversation"):
-        renderer_with(bad).question_prompt("", "Q")
+        renderer_with(bad).build_question_prompt("", "Q")
     if "%" in bad:
         tokenizer = merged_tokenizer()
         tokenizer.chat_template = bad
@@ -302,19 +309,19 @@ def test_a_limit_counts_cpu_time_of_its_own_thread_and_leaves_nothing_behind() -
         threading.Event().wait(0.6)
         return "waited"
 
-    assert limited(lambda: spin(0.05), 5.0) == "done"
-    assert limited(waits, 0.1) == "waited"
+    assert call_with_time_limit(lambda: spin(0.05), 5.0) == "done"
+    assert call_with_time_limit(waits, 0.1) == "waited"
     for _ in range(20):
         with pytest.raises(TimeoutError, match=r"more than 0\.02 s"):
-            limited(lambda: spin(60.0), 0.02)
+            call_with_time_limit(lambda: spin(60.0), 0.02)
         assert spin(0.01) == "done"
     with pytest.raises(ZeroDivisionError):
-        limited(lambda: 1 // 0, 1.0)
-    several = [threading.Thread(target=lambda: limited(lambda: spin(0.05), 5.0)) for _ in range(4)]
+        call_with_time_limit(lambda: 1 // 0, 1.0)
+    several = [threading.Thread(target=lambda: call_with_time_limit(lambda: spin(0.05), 5.0)) for _ in range(4)]
     for thread in several:
         thread.start()
     with pytest.raises(TimeoutError):
-        limited(lambda: spin(60.0), 0.1)
+        call_with_time_limit(lambda: spin(60.0), 0.1)
     for thread in several:
         thread.join()
 
@@ -323,8 +330,8 @@ def test_a_limit_that_was_not_reached_leaves_profilers_and_debuggers_working() -
     """A function that is entered under a profile function checks for events until there are none: forever, once."""
     program = (
         "import sys\n"
-        "from repl_rl.machine.time_limit import limited\n"
-        "limited(lambda: 1, 5.0)\n"
+        "from repl_rl.utils.timeouts import call_with_time_limit\n"
+        "call_with_time_limit(lambda: 1, 5.0)\n"
         "def called(): return 42\n"
         "sys.setprofile(lambda *event: None)\n"
         "print(called())\n"

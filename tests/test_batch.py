@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repl_rl.credit.tensors import columns, line_numbers, widen
 from repl_rl.errors import InvariantError
-from repl_rl.record.trajectory import (
+from repl_rl.trainer.logprobs import broadcast_to_tokens, build_line_numbers, build_token_columns
+from repl_rl.trajectory.trajectory import (
     Failure,
     FailureKind,
     Line,
@@ -49,7 +49,7 @@ batches = st.lists(trajectories(), min_size=1, max_size=4)
 
 @given(batches)
 def test_the_columns_of_a_rollout_have_one_length_and_mask_what_was_observed(batch: list[Trajectory]) -> None:
-    rows = columns(batch, PAD)
+    rows = build_token_columns(batch, PAD)
     for t, ids, logprobs, mask in zip(batch, rows.completion_ids, rows.logprobs, rows.mask, strict=True):
         assert len(ids) == len(logprobs) == len(mask) >= 1
         if t.trainable:
@@ -61,18 +61,18 @@ def test_the_columns_of_a_rollout_have_one_length_and_mask_what_was_observed(bat
 
 @given(batches)
 def test_a_rollout_that_may_not_be_trained_on_is_one_masked_token(batch: list[Trajectory]) -> None:
-    rows = columns(batch, PAD)
+    rows = build_token_columns(batch, PAD)
     for t, ids, mask in zip(batch, rows.completion_ids, rows.mask, strict=True):
         assert t.trainable or (ids, mask) == ([PAD], [0])
-    assert not any(line_numbers([t], 99).ge(0).any() for t in batch if not t.trainable)
+    assert not any(build_line_numbers([t], 99).ge(0).any() for t in batch if not t.trainable)
 
 
 @given(batches, st.integers(0, 3))
 def test_each_token_gets_the_value_of_its_own_line_and_the_others_zero(batch: list[Trajectory], spare: int) -> None:
     width = max(len(t.completion_ids) for t in batch) + spare
     values = [[float(10 * b + n + 1) for n in range(len(t.lines))] for b, t in enumerate(batch)]
-    wide = widen(values, batch, width)
-    numbers = line_numbers(batch, width)
+    wide = broadcast_to_tokens(values, batch, width)
+    numbers = build_line_numbers(batch, width)
     assert wide.shape == numbers.shape == (len(batch), width)
     assert wide.dtype == torch.float32
     for b, t in enumerate(batch):
@@ -90,6 +90,6 @@ def test_a_wrong_number_of_values_is_refused_with_both_numbers() -> None:
     segments = (Sampled((Line((1,), (-1.0,), "x\n", LineEnd.NEWLINE),)),)
     t = Trajectory("t7", "a", Prompt("p", (3,)), segments, Stop.FINISHED, 0, 0, 0.0)
     with pytest.raises(InvariantError, match="trajectory t7 got 2 values for 1 lines"):
-        widen([[1.0, 2.0]], [t], 5)
+        broadcast_to_tokens([[1.0, 2.0]], [t], 5)
     with pytest.raises(InvariantError, match="1 tokens, the batch is 0 wide"):
-        widen([[1.0]], [t], 0)
+        broadcast_to_tokens([[1.0]], [t], 0)

@@ -10,13 +10,13 @@ from transformers import PreTrainedTokenizerFast
 
 from repl_rl.errors import ConfigError
 from repl_rl.rollout import RolloutSampler
-from repl_rl.rollout.host_shipped import _prompt as queried
-from repl_rl.rollout.prompts import template
-from repl_rl.rollout.renderer import Renderer
+from repl_rl.rollout.host_functions import _build_query_prompt as queried
+from repl_rl.rollout.prompts import load_template
+from repl_rl.rollout.token_renderer import Renderer
+from repl_rl.rollout_config import RolloutConfig
+from repl_rl.runs.run_folder import check_same_settings
 from repl_rl.samplers import load_sampler
-from repl_rl.settings.same import check_same_settings
-from repl_rl.settings.toml import dump
-from repl_rl.world import World
+from repl_rl.settings.argument_parser import dump_toml
 from tests.conftest import TOKENIZERS, merged_tokenizer
 from tests.serve.served import MODEL, scripted, served
 from tests.worlds import RENDERER, TASK, world
@@ -43,32 +43,32 @@ def first_id() -> int:
 def test_a_plain_prompt_begins_with_the_tokenizers_first_token_and_has_no_end_token(
     shipped: str, vocabulary: str
 ) -> None:
-    plain = Renderer(TOKENIZERS[vocabulary](), "carry").prompt("6 * 7?", shipped)
+    plain = Renderer(TOKENIZERS[vocabulary](), "carry").build_prompt("6 * 7?", shipped)
     renderer = Renderer(beginning(TOKENIZERS[vocabulary]()), "carry")
-    prompt = renderer.prompt("6 * 7?", shipped)
+    prompt = renderer.build_prompt("6 * 7?", shipped)
     own = renderer.tokenizer(plain.text)["input_ids"]
     assert list(prompt.token_ids) == own[:-1], "as the tokenizer begins it; its end token is the policy's to write"
     assert prompt.token_ids[1:] == plain.token_ids
     assert renderer.decode(prompt.token_ids) == prompt.text == BOS + plain.text
-    assert Renderer(beginning(TOKENIZERS[vocabulary]()), "carry", bos=False).prompt("6 * 7?", shipped) == plain
+    assert Renderer(beginning(TOKENIZERS[vocabulary]()), "carry", bos=False).build_prompt("6 * 7?", shipped) == plain
 
 
 def test_several_first_tokens_are_all_written_and_a_question_never_writes_one() -> None:
     renderer = Renderer(beginning(merged_tokenizer(), f"{BOS} {BOS} $A"))
-    assert renderer.prompt("q", "bare").token_ids[:3] == (first_id(), first_id(), *renderer.encode("q")[:1])
-    asked = Renderer(beginning(merged_tokenizer())).prompt(f"{BOS}{END}", "bare")
+    assert renderer.build_prompt("q", "bare").token_ids[:3] == (first_id(), first_id(), *renderer.encode("q")[:1])
+    asked = Renderer(beginning(merged_tokenizer())).build_prompt(f"{BOS}{END}", "bare")
     assert [i for i in asked.token_ids if i in RENDERER.tokenizer.all_special_ids] == [first_id()]
 
 
 def test_only_an_end_token_of_the_post_processor_changes_nothing() -> None:
     renderer = Renderer(beginning(merged_tokenizer(), f"$A {END}"))
-    assert renderer.prompt("q", "bare") == RENDERER.prompt("q", "bare")
+    assert renderer.build_prompt("q", "bare") == RENDERER.build_prompt("q", "bare")
 
 
 @pytest.mark.parametrize("sampler", [load_sampler("fenced"), load_sampler('fenced(system="Be quick.")')])
 def test_other_samplers_begin_as_the_console_does(sampler: RolloutSampler) -> None:
     renderer = Renderer(beginning(merged_tokenizer()))
-    for shown in ("bare", template("text:T {question}\n")):
+    for shown in ("bare", load_template("text:T {question}\n")):
         assert sampler.prompt(TASK, renderer, shown, "3").token_ids[0] == first_id()
 
 
@@ -80,7 +80,7 @@ def test_a_chat_template_that_writes_it_is_not_given_a_second_one() -> None:
     tokenizer = beginning(merged_tokenizer())
     tokenizer.bos_token = BOS
     tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}{{ m.content }}" + END + "\n{% endfor %}"
-    prompt = Renderer(tokenizer).prompt("6 * 7?", "chat")
+    prompt = Renderer(tokenizer).build_prompt("6 * 7?", "chat")
     assert (prompt.token_ids[0], prompt.token_ids.count(first_id())) == (first_id(), 1)
 
 
@@ -110,12 +110,12 @@ def test_a_served_text_begins_with_it_once_and_a_text_that_goes_on_does_not() ->
 
 
 def test_a_run_that_was_recorded_without_it_is_played_and_resumed_without_it(tmp_path: Path) -> None:
-    assert not World.recorded(OLDER).bos
-    assert World.recorded(tmp_path).bos, "no run, so the default"
-    (tmp_path / "config.toml").write_text(dump(World(bos=True)))
-    assert World.recorded(tmp_path).bos
-    old = dump(World(bos=False)).replace("bos = false\n", "")
+    assert not RolloutConfig.from_run(OLDER).bos
+    assert RolloutConfig.from_run(tmp_path).bos, "no run, so the default"
+    (tmp_path / "config.toml").write_text(dump_toml(RolloutConfig(bos=True)))
+    assert RolloutConfig.from_run(tmp_path).bos
+    old = dump_toml(RolloutConfig(bos=False)).replace("bos = false\n", "")
     (tmp_path / "config.toml").write_text(old)
-    check_same_settings(tmp_path, dump(World(bos=False)))
+    check_same_settings(tmp_path, dump_toml(RolloutConfig(bos=False)))
     with pytest.raises(ConfigError, match="bos is True, the run's False"):
-        check_same_settings(tmp_path, dump(World()))
+        check_same_settings(tmp_path, dump_toml(RolloutConfig()))

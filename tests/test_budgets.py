@@ -6,16 +6,16 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from repl_rl.engine import EngineSession, Sampling, ScriptedEngine
-from repl_rl.engine.base import Pressure
-from repl_rl.evaluation import evaluate, play_all
-from repl_rl.record.trajectory import LineEnd, Observed, Stop, Trajectory
-from repl_rl.rollout import Rollouts, RolloutSampler, RolloutThread
+from repl_rl.engine.base import PreemptionStats
+from repl_rl.evaluation import play_all, run_evaluation
+from repl_rl.rollout import Rollouts, RolloutSampler, SyncRollouts
 from repl_rl.rollout.episode import Episode
-from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.tasks import Task
+from repl_rl.trajectory.trajectory import LineEnd, Observed, Stop, Trajectory
 from tests.worlds import RENDERER, TASK, world
 
-PROMPT = len(RENDERER.prompt(TASK.question, "bare", "3.11").token_ids)
+PROMPT = len(RENDERER.build_prompt(TASK.question, "bare", "3.11").token_ids)
 
 
 class Told(RolloutSampler):
@@ -59,15 +59,15 @@ class Watched(ScriptedEngine):
     asked: list[float] = field(default_factory=list)
     rested: list[int] = field(default_factory=list)
     """Sessions that were open each time that it was to rest."""
-    pressure: Pressure = field(default_factory=Pressure)
+    preemptions: PreemptionStats = field(default_factory=PreemptionStats)
     """As if each session had taken the place of another one of 9 ids."""
 
     def session(self, prompt_ids: Sequence[int], sampling: Sampling) -> AbstractAsyncContextManager[EngineSession]:
         self.asked.append(sampling.temperature)
-        self.pressure = Pressure(self.pressure.preempted + 1, self.pressure.recomputed + 9)
+        self.preemptions = PreemptionStats(self.preemptions.preempted + 1, self.preemptions.recomputed + 9)
         return ScriptedEngine.session(self, prompt_ids, sampling)
 
-    async def rest(self) -> None:
+    async def sleep(self) -> None:
         self.rested.append(self.open_sessions)
 
 
@@ -82,8 +82,8 @@ TASKS = [replace(TASK, id=f"t{n}") for n in range(3)]
 
 def test_an_evaluation_plays_one_half_at_temperature_1_and_the_other_greedily() -> None:
     engine, rollouts = watched()
-    with RolloutThread(lambda: nullcontext(rollouts), {}) as source:
-        evaluate(source, TASKS)
+    with SyncRollouts(lambda: nullcontext(rollouts), {}) as source:
+        run_evaluation(source, TASKS)
     assert engine.asked == [1.0] * 3 + [0.0] * 3
 
 
@@ -99,7 +99,7 @@ def test_an_evaluation_in_portions_does_too() -> None:
 
 def test_an_engine_rests_after_the_rollouts_of_every_step_when_no_session_is_open() -> None:
     engine, rollouts = watched()
-    with RolloutThread(lambda: nullcontext(rollouts), {TASK.id: TASK}) as source:
+    with SyncRollouts(lambda: nullcontext(rollouts), {TASK.id: TASK}) as source:
         source.collect([TASK.id, TASK.id], policy_step=0)
         assert engine.rested == [0]
         source.collect([TASK.id], policy_step=0)
@@ -111,10 +111,10 @@ def test_a_cache_that_is_too_small_is_a_metric_of_each_step_and_told_of_the_whol
     for count in (3, 2):
         played = asyncio.run(rollouts.collect(TASKS[:count]))
         assert rollouts.metrics(played) == {"preemptions": count}
-    assert rollouts.pressure == Pressure(preempted=5, recomputed=45)
+    assert rollouts.preemptions == PreemptionStats(preempted=5, recomputed=45)
 
 
 def test_an_engine_without_such_a_cache_says_nothing_of_it() -> None:
     rollouts = world(["submit_final_answer(42)\n"])
     assert rollouts.metrics(asyncio.run(rollouts.collect([TASK]))) == {}
-    assert rollouts.pressure is None
+    assert rollouts.preemptions is None

@@ -11,13 +11,12 @@ import pytest
 from repl_rl.cli.train import TrainConfig
 from repl_rl.errors import ConfigError
 from repl_rl.rollout import ReplSampler
-from repl_rl.rollout.prompts import template
-from repl_rl.rollout.renderer import Renderer
+from repl_rl.rollout.prompts import load_template
+from repl_rl.rollout.token_renderer import Renderer
+from repl_rl.rollout_config import RolloutConfig
 from repl_rl.samplers import load_sampler
-from repl_rl.samplers.chat import ChatFormat
-from repl_rl.settings.arguments import parse
-from repl_rl.settings.toml import dump
-from repl_rl.world import World
+from repl_rl.samplers.chat_format import ChatFormat
+from repl_rl.settings.argument_parser import dump_toml, parse
 from tests.conftest import merged_tokenizer
 from tests.samplers.marked import chat_renderer
 from tests.worlds import RENDERER, TASK, world
@@ -37,10 +36,10 @@ def test_an_argument_reaches_the_prompt_and_what_is_spliced_between_turns() -> N
     quiet, usual = told(enable_thinking=False), told()
     closed = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
     for renderer, opened in ((quiet, closed), (usual, "<|im_start|>assistant\n")):
-        assert renderer.prompt("Q?", "chat", console=False).text.endswith(opened)
+        assert renderer.build_prompt("Q?", "chat", console=False).text.endswith(opened)
         chat = ChatFormat(renderer)
-        assert chat.prompt([{"role": "user", "content": "Q?"}]).text.endswith(opened)
-        assert chat.reply([{"role": "user", "content": "no"}], 9).text.endswith(opened)
+        assert chat.build_prompt([{"role": "user", "content": "Q?"}]).text.endswith(opened)
+        assert chat.encode_reply([{"role": "user", "content": "no"}], 9).text.endswith(opened)
 
 
 @pytest.mark.parametrize("key", ["enable_thinkin", "messages", "tools", "tokenize", "content"])
@@ -66,9 +65,9 @@ def test_values_are_those_of_toml_and_other_words_are_texts() -> None:
                 "quoted": "true"}  # fmt: skip
     assert (config.chat, config.seed) == (expected, 7)
     assert [type(value) for value in config.chat.values()] == [bool, str, int, float, str, str]
-    assert tomllib.loads(dump(config))["chat"] == expected
+    assert tomllib.loads(dump_toml(config))["chat"] == expected
     assert read().chat == {}
-    assert "[chat]" not in dump(read())
+    assert "[chat]" not in dump_toml(read())
 
 
 def test_flags_win_over_the_table_of_a_file(tmp_path: Path) -> None:
@@ -103,10 +102,10 @@ def test_a_file_may_not_say_lists_tables_and_dates(value: str, tmp_path: Path) -
 def test_a_recorded_run_has_its_arguments_and_the_text_of_its_prompt_though_the_file_is_gone(tmp_path: Path) -> None:
     file = tmp_path / "mine.txt"
     file.write_text('Say "hi", then {question}\n{banner}>>> \n')
-    world = World(prompt=str(file), chat={"enable_thinking": False, "effort": "low"})
-    (tmp_path / "config.toml").write_text(dump(world))
+    world = RolloutConfig(prompt=str(file), chat={"enable_thinking": False, "effort": "low"})
+    (tmp_path / "config.toml").write_text(dump_toml(world))
     file.unlink()
-    found = World.recorded(tmp_path)
+    found = RolloutConfig.from_run(tmp_path)
     assert found == world
     assert found.prompt == 'text:Say "hi", then {question}\n{banner}>>> '
 
@@ -126,18 +125,18 @@ def test_a_plain_prompt_of_ones_own_is_filled_in_and_begins_a_console(tmp_path: 
 
 def test_a_prompt_of_ones_own_without_a_place_for_the_question_is_the_system_message(tmp_path: Path) -> None:
     prompt = own(tmp_path, "Be quick.\n")
-    text = told().prompt("Q?", prompt).text
+    text = told().build_prompt("Q?", prompt).text
     assert text.startswith("<|im_start|>system\nBe quick.<|im_end|>\n<|im_start|>user\nQ?<|im_end|>")
     with pytest.raises(ConfigError, match="chat template"):
-        RENDERER.prompt("Q?", prompt)
+        RENDERER.build_prompt("Q?", prompt)
     fenced = load_sampler("fenced")
-    assert fenced.prompt(TASK, told(), template(prompt), "3").text.startswith("<|im_start|>system\nBe quick.")
+    assert fenced.prompt(TASK, told(), load_template(prompt), "3").text.startswith("<|im_start|>system\nBe quick.")
     with pytest.raises(ConfigError, match="system message already"):
-        load_sampler('fenced(system="No.")').prompt(TASK, told(), template(prompt), "3")
+        load_sampler('fenced(system="No.")').prompt(TASK, told(), load_template(prompt), "3")
 
 
 def test_a_prompt_of_ones_own_that_a_sampler_does_not_use_is_refused(tmp_path: Path) -> None:
-    prompt = template(own(tmp_path, "Be quick."))
+    prompt = load_template(own(tmp_path, "Be quick."))
     with pytest.raises(ConfigError, match="FeedbackSampler writes its prompt without it"):
         load_sampler("feedback").check_policy(told(), prompt)
     load_sampler("repl").check_policy(told(), prompt)
@@ -147,13 +146,13 @@ def test_a_prompt_of_ones_own_that_a_sampler_does_not_use_is_refused(tmp_path: P
 def test_a_prompt_file_that_says_nothing_is_named(content: bytes, complaint: str, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_bytes(content)
     with pytest.raises(ConfigError, match=complaint):
-        World(prompt=str(tmp_path / "mine.txt"))
+        RolloutConfig(prompt=str(tmp_path / "mine.txt"))
 
 
 @pytest.mark.parametrize("sampler", ["feedback", "judge_tool"])
 def test_a_policy_that_a_sampler_cannot_play_is_refused_before_anything_is_opened(sampler: str) -> None:
     async def work() -> None:
-        async with World(sampler=sampler, engine="transformers", sandbox="unsafe").rollouts():
+        async with RolloutConfig(sampler=sampler, engine="transformers", sandbox="unsafe").open_rollouts():
             raise AssertionError("an engine was opened")
 
     with pytest.raises(ConfigError, match="use a chat model"):

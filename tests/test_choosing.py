@@ -7,20 +7,17 @@ from typing import cast
 
 import pytest
 
-from repl_rl.credit.children import with_children
-from repl_rl.credit.credited import Credited
+from repl_rl.credit.credited_trajectory import CreditedTrajectory, add_child_rows
 from repl_rl.engine import ScriptedEngine
 from repl_rl.errors import InvariantError
-from repl_rl.record.trajectory import Alternative, Line, LineEnd, Sampled, Stop, Trajectory
 from repl_rl.rollout import ReplSampler, Rollouts
-from repl_rl.rollout.choosing import Choice, Choose, agreed
-from repl_rl.rollout.episode import Episode
-from repl_rl.rollout.limits import RolloutLimits
-from repl_rl.runs.replay import branch, start_at, verify_all
-from repl_rl.runs.store.records import dump, parse, to_record
-from repl_rl.samplers.conformance.checks import compare
-from repl_rl.samplers.conformance.witness import Witness
+from repl_rl.rollout.episode import Choice, ChooseLine, Episode, choose_by_majority
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.runs.replay import branch, get_branch_point, verify_all
+from repl_rl.runs.store.trajectory_json import dump_record, parse_record, to_record
+from repl_rl.samplers.conformance_checks import RecordingEngine, compare_with_recording
 from repl_rl.sandbox.inprocess import InProcessSandbox
+from repl_rl.trajectory.trajectory import Alternative, Line, LineEnd, Sampled, Stop, Trajectory
 from tests.worlds import RENDERER, TASK, world
 
 TEXTS = ["x = 1\n", "x = 6 * 7\n", "x = 2\n", "x\n", "submit_final_answer(x)\n", "1/0\n"]
@@ -29,7 +26,7 @@ TEXTS = ["x = 1\n", "x = 6 * 7\n", "x = 2\n", "x\n", "submit_final_answer(x)\n",
 class Chooses(ReplSampler):
     """Three lines at each place."""
 
-    def __init__(self, choose: Choose) -> None:
+    def __init__(self, choose: ChooseLine) -> None:
         super().__init__()
         self.choose = choose
 
@@ -38,17 +35,19 @@ class Chooses(ReplSampler):
             await episode.push(line)
 
 
-def witness(texts: Sequence[str]) -> Witness:
+def witness(texts: Sequence[str]) -> RecordingEngine:
     """A policy that writes `texts` one after the other, also where one of them is taken back."""
     left = iter(texts)
-    found = Witness([[0]], 1 << 20, forbidden_ids=RENDERER.forbidden_ids)
-    found.inner = ScriptedEngine.asking(lambda _: RENDERER.written(next(left)), forbidden_ids=RENDERER.forbidden_ids)
+    found = RecordingEngine([[0]], 1 << 20, forbidden_ids=RENDERER.forbidden_ids)
+    found.inner = ScriptedEngine.from_policy(
+        lambda _: RENDERER.encode_as_sampled(next(left)), forbidden_ids=RENDERER.forbidden_ids
+    )
     return found
 
 
 def play(
-    choose: Choose, texts: Sequence[str] = TEXTS, limits: RolloutLimits | None = None
-) -> tuple[Trajectory, Witness]:
+    choose: ChooseLine, texts: Sequence[str] = TEXTS, limits: RolloutLimits | None = None
+) -> tuple[Trajectory, RecordingEngine]:
     engine = witness(texts)
     limits = limits or RolloutLimits(max_line_tokens=200)
     rollouts = Rollouts(engine, InProcessSandbox(), RENDERER, Chooses(choose), limits, "bare")
@@ -75,7 +74,7 @@ def test_whichever_is_chosen_the_record_is_what_the_engine_sampled_and_was_given
     texts = ["a = 1\n", "b = 1\n", "c = 1\n", "1\n", "2\n", "3\n", *["submit_final_answer(42)\n"] * 3]
     t, engine = play(lambda lines: Choice(at), texts)
     assert t.outcome == 1.0
-    compare(t, engine.seen[-1])
+    compare_with_recording(t, engine.recordings[-1])
 
 
 def test_an_alternative_that_the_engine_never_sampled_there_is_told() -> None:
@@ -86,31 +85,31 @@ def test_an_alternative_that_the_engine_never_sampled_there_is_told() -> None:
     forged = replace(t.lines[0].alternatives[0], token_ids=other.token_ids, logprobs=other.logprobs)
     lines = (replace(t.lines[0], alternatives=(forged,)),)
     with pytest.raises(AssertionError, match="sampled no 'x = 1"):
-        compare(replace(t, segments=(replace(head, lines=lines), *rest)), engine.seen[-1])
+        compare_with_recording(replace(t, segments=(replace(head, lines=lines), *rest)), engine.recordings[-1])
 
 
 def test_alternatives_are_stored_verified_and_taken_over_by_a_branch_and_a_line_without_has_none_in_its_record() -> (
     None
 ):
     t, _ = play(second)
-    assert parse(dump(Credited(t)), "here").trajectory == t
+    assert parse_record(dump_record(CreditedTrajectory(t)), "here").trajectory == t
 
     async def again() -> None:
-        assert (await verify_all([t], InProcessSandbox())).score == 1.0
-        found = await branch(world(["submit_final_answer(x)\n"]), start_at(t, 1), TASK, 1)
-        assert (found.value, found.trajectories[0].lines[0]) == (1.0, t.lines[0])
+        assert (await verify_all([t], InProcessSandbox())).match_rate == 1.0
+        found = await branch(world(["submit_final_answer(x)\n"]), get_branch_point(t, 1), TASK, 1)
+        assert (found.mean_outcome, found.trajectories[0].lines[0]) == (1.0, t.lines[0])
 
     asyncio.run(again())
     bare = (replace(line, alternatives=()) for line in t.lines[:1])
     plain = replace(t, segments=(Sampled(tuple(bare)),), stop=Stop.FINISHED)
-    assert "alternatives" not in str(to_record(Credited(plain)))
+    assert "alternatives" not in str(to_record(CreditedTrajectory(plain)))
 
 
 def test_alternatives_are_no_rows_of_an_update_unless_their_sampler_gave_them_an_advantage() -> None:
     plain, _ = play(second)
-    assert with_children([plain], [(0.5, 0.5)]) == ([plain], [(0.5, 0.5)])
+    assert add_child_rows([plain], [(0.5, 0.5)]) == ([plain], [(0.5, 0.5)])
     t, _ = play(lambda lines: Choice(1, (0.25, 9.0, -0.25)))
-    rows, values = with_children([t], [(0.5, 0.5)])
+    rows, values = add_child_rows([t], [(0.5, 0.5)])
     assert [row.id for row in rows] == [t.id, *(f"{t.id}~{line}.{place}" for line in (0, 1) for place in (0, 1))]
     assert values[1:] == [(0.25,), (-0.25,)] * 2
     before = len(t.completion_ids) - len(t.lines[1].token_ids)
@@ -128,7 +127,7 @@ def test_alternatives_are_no_rows_of_an_update_unless_their_sampler_gave_them_an
         (lambda lines: Choice(0, (0.0, float("nan"), 0.0)), "an advantage is a finite number"),
     ],
 )
-def test_a_choice_that_is_none_drops_the_rollout_and_names_it(choose: Choose, told: str) -> None:
+def test_a_choice_that_is_none_drops_the_rollout_and_names_it(choose: ChooseLine, told: str) -> None:
     with pytest.raises(Exception, match=told):
         play(choose)
 
@@ -161,8 +160,8 @@ def line(text: str, logprob: float) -> Line:
 
 
 def test_the_line_that_was_written_most_often_is_agreed_on_and_of_several_such_the_likeliest() -> None:
-    assert agreed([line("a\n", -0.1), line("b\n", -2.0), line("b\n", -1.0)]).at == 2
-    assert agreed([line("a\n", -0.3), line("b\n", -0.2), line("c\n", -0.2)]).at == 1
+    assert choose_by_majority([line("a\n", -0.1), line("b\n", -2.0), line("b\n", -1.0)]).at == 2
+    assert choose_by_majority([line("a\n", -0.3), line("b\n", -0.2), line("c\n", -0.2)]).at == 1
 
 
 def test_the_line_console_asks_for_candidates_and_counts_what_it_did_not_choose() -> None:

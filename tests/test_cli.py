@@ -12,14 +12,13 @@ import pytest
 from rich.table import Table
 
 import repl_rl.cli
-from repl_rl.cli import _refused, main
-from repl_rl.cli.terminal import terminal
+from repl_rl.cli import _format_os_error, main
+from repl_rl.cli.terminal_output import make_terminal
 from repl_rl.cli.train import TrainConfig
 from repl_rl.errors import ConfigError
-from repl_rl.machine.assets import asset
-from repl_rl.runs.store import printable
-from repl_rl.settings.arguments import parse
-from repl_rl.settings.toml import dump
+from repl_rl.runs.store import escape_control_characters
+from repl_rl.settings.argument_parser import dump_toml, parse
+from repl_rl.utils.package_data import find_asset
 from tests.conftest import overshooting_tokenizer
 from tests.trainer.policies import tiny_model
 
@@ -59,7 +58,7 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, *flags: str) -> 
         (("--trainer.learning-rate", "inf"), ["learning_rate is inf", "at most 4,294,967,295"]),
         (("--limits.memory-mb", "4611686018427387904"), ["limits.memory_mb is 4611686018427387904", "at most"]),
         (("--engine", "server"), ["engine is 'server'", "choose one of vllm, transformers"]),
-        (("--sandbox", "moon"), ["sandbox is 'moon'", "choose one of local, docker, gateway, nodes, unsafe"]),
+        (("--sandbox", "moon"), ["sandbox is 'moon'", "choose one of local, docker, gateway, unsafe, nodes"]),
         (("--vllm.drive", "stream"), ["invalid choice 'stream'", "'session', 'request'"]),
         (("--engine", "transformers", "--vllm.sleep"), ["sleep=True", "no effect without --engine vllm"]),
         (("--sampler", "repl(patience=3)"), ["option patience of sampler repl is 3", "give_up_after, candidates"]),
@@ -195,7 +194,7 @@ def test_a_written_config_reads_back_equal(tmp_path: Path) -> None:
     flags += ["--name", 'a "b"', "--trainer.steps", "7", "--overwrite", "--limits.line-timeout-s", "1.5"]
     config = parse(TrainConfig, "train", flags)
     file = tmp_path / "c.toml"
-    file.write_text(dump(config))
+    file.write_text(dump_toml(config))
     assert parse(TrainConfig, "train", ["--config", str(file)]) == config
 
 
@@ -224,11 +223,11 @@ def test_every_shipped_preset_is_accepted_and_named_in_the_help(capsys: pytest.C
     with pytest.raises(SystemExit):
         main(["train", "--help"])
     shown = capsys.readouterr().out
-    names = [file.stem for file in asset("presets").glob("*.toml")]
+    names = [file.stem for file in find_asset("presets").glob("*.toml")]
     assert "pretrained" in names
     for name in names:
         assert name in shown
-        assert parse(TrainConfig, "train", ["--preset", name], asset("presets")) != TrainConfig()
+        assert parse(TrainConfig, "train", ["--preset", name], find_asset("presets")) != TrainConfig()
 
 
 def test_only_train_has_presets(capsys: pytest.CaptureFixture[str]) -> None:
@@ -271,22 +270,22 @@ def test_every_verb_has_help(capsys: pytest.CaptureFixture[str], verb: str) -> N
 
 
 def test_terminal_control_codes_are_made_visible() -> None:
-    assert printable("\x1b[2Jok\t\u202e\n\0") == "\\x1b[2Jok\t\\u202e\n\\x00"
+    assert escape_control_characters("\x1b[2Jok\t\u202e\n\0") == "\\x1b[2Jok\t\\u202e\n\\x00"
 
 
 def test_what_is_printed_is_text_and_names_in_brackets_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
     table = Table("remedy [a]", title="[b] on 2 tasks")
     table.add_row("pip install 'repl_rl[ray]' [/]")
-    terminal().print(table)
-    terminal().print("[red]as it is")
+    make_terminal().print(table)
+    make_terminal().print("[red]as it is")
     said = capsys.readouterr().out
     assert all(text in said for text in ("remedy [a]", "[b] on 2 tasks", "'repl_rl[ray]' [/]", "[red]as it is"))
 
 
 def test_every_verb_prints_by_way_of_the_terminal() -> None:
     sources = {path.name: path.read_text() for path in Path(repl_rl.cli.__file__).parent.rglob("*.py")}
-    makers = [name for name, source in sources.items() if re.search(r"\b(Console|_Terminal)\(", source)]
-    assert makers == ["terminal.py"]
+    makers = [name for name, source in sources.items() if re.search(r"\b(Console|_RichTerminal)\(", source)]
+    assert makers == ["terminal_output.py"]
 
 
 def test_output_that_nobody_reads_ends_a_verb_without_a_word(tmp_path: Path) -> None:
@@ -312,9 +311,9 @@ def test_output_that_nobody_reads_ends_a_verb_without_a_word(tmp_path: Path) -> 
     ],
 )
 def test_what_the_system_refuses_is_one_line_with_a_remedy(error: Exception, told: str) -> None:
-    assert told in (_refused(error) or "")
+    assert told in (_format_os_error(error) or "")
 
 
 def test_an_error_of_ours_is_not_taken_for_one_of_the_system() -> None:
-    assert _refused(RuntimeError("a bug")) is None
-    assert _refused(OSError("a bug")) is None
+    assert _format_os_error(RuntimeError("a bug")) is None
+    assert _format_os_error(OSError("a bug")) is None

@@ -1,4 +1,4 @@
-"""Promises of `repl_rl.coldstart`: demonstrations, tokenizer, a fresh policy, and the bundled policy made of them."""
+"""Promises of `repl_rl.sft`: demonstrations, tokenizer, a fresh policy, and the bundled policy made of them."""
 
 import asyncio
 import hashlib
@@ -12,18 +12,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repl_rl.cli import main
-from repl_rl.coldstart.demonstrations import CLEAN, COLD, ECHO, MIXES, WARM, Mix, Plan, plan
-from repl_rl.coldstart.fenced import fenced_plan
-from repl_rl.coldstart.fresh import make_tokenizer
-from repl_rl.coldstart.played import PROTOCOLS, Course, demonstrations, played
-from repl_rl.coldstart.verified import Tally
 from repl_rl.errors import ConfigError
-from repl_rl.judges import grade
-from repl_rl.record.trajectory import LineStatus, Observed, Stop, Trajectory
-from repl_rl.rollout.renderer import Renderer
-from repl_rl.runs.store import read
+from repl_rl.judges import grade_answer
+from repl_rl.rollout.token_renderer import Renderer
+from repl_rl.runs.store import read_trajectories
 from repl_rl.sandbox.inprocess import InProcessSandbox
-from repl_rl.tasks import BUILTIN, EASY, FAMILIES, GRADED, HARD, Split, sketch, split_of, task_of
+from repl_rl.sft.create_random_model import make_tokenizer
+from repl_rl.sft.demonstrations import (
+    CLEAN,
+    COLD,
+    ECHO,
+    MIXES,
+    PROTOCOLS,
+    WARM,
+    DemonstrationMix,
+    DemonstrationPlan,
+    DemonstrationSpec,
+    generate_demonstrations,
+    plan_demonstration,
+    plan_fenced_demonstration,
+    play_demonstration,
+)
+from repl_rl.sft.demonstrations_from_doctests import DemonstrationCounts
+from repl_rl.tasks import BUILTIN, EASY, FAMILIES, GRADED, HARD, Split, draw_problem, get_split, make_task
+from repl_rl.trajectory.trajectory import LineStatus, Observed, Stop, Trajectory
 
 ALL = (*EASY, *HARD)
 POLICY = Path(__file__).parent.parent / "repl_rl" / "policies" / "quickstart"
@@ -36,11 +48,13 @@ def renderer(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
     return Renderer.from_folder(folder)
 
 
-def demonstrated(course: Course, renderer: Renderer, tally: Tally | None = None) -> list[Trajectory]:
-    counts = tally or Tally()
+def demonstrated(
+    course: DemonstrationSpec, renderer: Renderer, tally: DemonstrationCounts | None = None
+) -> list[Trajectory]:
+    counts = tally or DemonstrationCounts()
 
     async def collect() -> list[Trajectory]:
-        return [t async for t in demonstrations(course, InProcessSandbox(), renderer, counts, 4)]
+        return [t async for t in generate_demonstrations(course, InProcessSandbox(), renderer, counts, 4)]
 
     return asyncio.run(collect())
 
@@ -57,13 +71,15 @@ def learned(t: Trajectory, renderer: Renderer) -> str:
     return renderer.decode([i for i, own in zip(t.completion_ids, t.loss_mask, strict=True) if own])
 
 
-def one(family: str, seed: int, mix: Mix, renderer: Renderer, protocol: str = "line") -> tuple[Trajectory | None, str]:
+def one(
+    family: str, seed: int, mix: DemonstrationMix, renderer: Renderer, protocol: str = "line"
+) -> tuple[Trajectory | None, str]:
     """A demonstration of one problem, and the problem's answer."""
     rng = random.Random(seed)
-    drawn = sketch(family, rng)
+    drawn = draw_problem(family, rng)
     planned = PROTOCOLS[protocol].plan(drawn, mix, rng)
-    course = Course((family,), mix, 1, protocol=protocol)
-    t = asyncio.run(played(task_of(family, drawn), planned, course, InProcessSandbox(), renderer))
+    course = DemonstrationSpec((family,), mix, 1, protocol=protocol)
+    t = asyncio.run(play_demonstration(make_task(family, drawn), planned, course, InProcessSandbox(), renderer))
     return t, drawn.answer
 
 
@@ -76,7 +92,7 @@ def test_every_clean_demonstration_ends_in_the_right_answer_copied_from_what_was
         t, answer = one(family, seed, CLEAN, renderer, protocol)
         assert t is not None
         assert t.answer is not None
-        assert grade(task_of(family, sketch(family, random.Random(seed))), t.answer) == 1.0
+        assert grade_answer(make_task(family, draw_problem(family, random.Random(seed))), t.answer) == 1.0
         assert (t.answer, t.outcome) == (answer, None)
         assert t.answer in shown(t)[-1]
         assert {e.status for e in t.executions} <= {LineStatus.OK, LineStatus.INCOMPLETE, LineStatus.ANSWERED}
@@ -118,9 +134,9 @@ def test_a_fenced_demonstration_is_blocks_then_a_boxed_answer_and_the_end_token(
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_the_cold_mix_mostly_guesses_and_its_errors_are_real(protocol: str, renderer: Renderer) -> None:
-    tally = Tally()
-    made = demonstrated(Course(ALL, COLD, 400, 5, protocol), renderer, tally)
-    assert (tally.whole, tally.dropped.total()) == (400, 0)
+    tally = DemonstrationCounts()
+    made = demonstrated(DemonstrationSpec(ALL, COLD, 400, 5, protocol), renderer, tally)
+    assert (tally.complete, tally.rejected.total()) == (400, 0)
     guesses = sum(len(t.lines) == 1 and t.answer is not None for t in made) / 400
     refused = [t for t in made if any(e.status.is_error for e in t.executions)]
     recovered = [t for t in refused if t.answer is not None and t.answer in "".join(shown(t)) and len(t.lines) > 2]
@@ -136,7 +152,9 @@ def test_a_surprise_shows_what_the_question_does_not_tell_and_only_its_answer_is
 ) -> None:
     differing = 0
     for seed in range(40):
-        t, answer = one(ALL[seed % len(ALL)], seed, Mix(guess=0.0, mistake=0.0, surprise=1.0), renderer, protocol)
+        t, answer = one(
+            ALL[seed % len(ALL)], seed, DemonstrationMix(guess=0.0, mistake=0.0, surprise=1.0), renderer, protocol
+        )
         assert t is not None
         assert "Error" not in t.prompt.text
         assert len(t.lines) == 1
@@ -150,25 +168,25 @@ def test_a_surprise_shows_what_the_question_does_not_tell_and_only_its_answer_is
 
 def test_the_shares_of_every_mix_sum_to_one_and_the_good_path_is_never_absent() -> None:
     for mix in MIXES.values():
-        assert mix.guess + mix.mistake + mix.surprise + mix.good == pytest.approx(1.0)
-        assert mix.good > 0.1
+        assert mix.guess + mix.mistake + mix.surprise + mix.correct == pytest.approx(1.0)
+        assert mix.correct > 0.1
     assert MIXES["warm"] == WARM
 
 
 def test_no_plan_contains_an_answer_that_was_not_looked_at() -> None:
     for seed in range(100):
         rng = random.Random(seed)
-        drawn = sketch(ALL[seed % len(ALL)], rng)
-        assert plan(drawn, CLEAN, rng).lines[-1] == f"submit_final_answer({ECHO})\n"
-        assert fenced_plan(drawn, CLEAN, rng).lines[-1] == f"\\boxed{{{ECHO}}}"
+        drawn = draw_problem(ALL[seed % len(ALL)], rng)
+        assert plan_demonstration(drawn, CLEAN, rng).lines[-1] == f"submit_final_answer({ECHO})\n"
+        assert plan_fenced_demonstration(drawn, CLEAN, rng).lines[-1] == f"\\boxed{{{ECHO}}}"
 
 
 def test_demonstrations_never_show_a_held_out_question_and_equal_seeds_give_equal_ones(renderer: Renderer) -> None:
-    first, again = (demonstrated(Course(ALL, COLD, 100, 7), renderer) for _ in range(2))
+    first, again = (demonstrated(DemonstrationSpec(ALL, COLD, 100, 7), renderer) for _ in range(2))
     assert [(t.id, t.prompt, t.completion_ids) for t in first] == [(t.id, t.prompt, t.completion_ids) for t in again]
     assert len({t.id for t in first}) == 100
     questions = [t.prompt.text.split("\n")[0] for t in first]
-    assert {split_of(question) for question in questions} == {Split.TRAIN}
+    assert {get_split(question) for question in questions} == {Split.TRAIN}
     assert [t.task_id.split("-")[0] for t in first[:10]] == list(ALL)
 
 
@@ -178,35 +196,38 @@ _BLOCK = "```python\n{}\n```"
 @pytest.mark.parametrize(
     ("protocol", "planned"),
     [
-        ("line", Plan((f"submit_final_answer({ECHO})\n",))),
-        ("line", Plan(("1/0\n", f"submit_final_answer({ECHO})\n"))),
-        ("line", Plan(("x = 1\n",))),
-        ("line", Plan(("exit()\n",))),
-        ("line", Plan(("submit_final_answer(1)\n",), end_token=True)),
-        ("fenced", Plan((_BLOCK.format("1 + 1"), f"\\boxed{{{ECHO}}}"), end_token=True)),
-        ("fenced", Plan((_BLOCK.format("1/0"), f"\\boxed{{{ECHO}}}"), end_token=True)),
+        ("line", DemonstrationPlan((f"submit_final_answer({ECHO})\n",))),
+        ("line", DemonstrationPlan(("1/0\n", f"submit_final_answer({ECHO})\n"))),
+        ("line", DemonstrationPlan(("x = 1\n",))),
+        ("line", DemonstrationPlan(("exit()\n",))),
+        ("line", DemonstrationPlan(("submit_final_answer(1)\n",), end_token=True)),
+        ("fenced", DemonstrationPlan((_BLOCK.format("1 + 1"), f"\\boxed{{{ECHO}}}"), end_token=True)),
+        ("fenced", DemonstrationPlan((_BLOCK.format("1/0"), f"\\boxed{{{ECHO}}}"), end_token=True)),
     ],
 )
 def test_what_goes_another_way_than_planned_is_no_demonstration(
-    protocol: str, planned: Plan, renderer: Renderer
+    protocol: str, planned: DemonstrationPlan, renderer: Renderer
 ) -> None:
-    drawn = sketch("count", random.Random(0))
-    course = Course(("count",), CLEAN, 1, protocol=protocol)
-    assert asyncio.run(played(task_of("count", drawn), planned, course, InProcessSandbox(), renderer)) is None
+    drawn = draw_problem("count", random.Random(0))
+    course = DemonstrationSpec(("count",), CLEAN, 1, protocol=protocol)
+    assert (
+        asyncio.run(play_demonstration(make_task("count", drawn), planned, course, InProcessSandbox(), renderer))
+        is None
+    )
 
 
 def test_a_course_that_cannot_be_given_is_refused() -> None:
     with pytest.raises(ConfigError, match="number of demonstrations is 0"):
-        Course(ALL, CLEAN, 0)
+        DemonstrationSpec(ALL, CLEAN, 0)
     with pytest.raises(ConfigError, match="protocol is 'xml'; choose one of line, fenced"):
-        Course(ALL, CLEAN, 1, protocol="xml")
+        DemonstrationSpec(ALL, CLEAN, 1, protocol="xml")
 
 
 def test_giving_up_trains_the_end_token_and_nothing_else_does(renderer: Renderer) -> None:
-    drawn = sketch("count", random.Random(0))
-    course = Course(("count",), CLEAN, 1)
-    planned = Plan(("x\n",), end_token=True)
-    given_up = asyncio.run(played(task_of("count", drawn), planned, course, InProcessSandbox(), renderer))
+    drawn = draw_problem("count", random.Random(0))
+    course = DemonstrationSpec(("count",), CLEAN, 1)
+    planned = DemonstrationPlan(("x\n",), end_token=True)
+    given_up = asyncio.run(play_demonstration(make_task("count", drawn), planned, course, InProcessSandbox(), renderer))
     assert given_up is not None
     assert given_up.completion_ids[-1] in renderer.eos_ids
     assert given_up.loss_mask[-1]
@@ -220,7 +241,7 @@ def test_the_verb_demonstrates_fenced_code_and_refuses_what_cannot_be(
 ) -> None:
     flags = ["transcripts", "--from-tasks", "builtin:count", "builtin:dates/2", "--sandbox", "inprocess"]
     assert main([*flags, "--protocol", "fenced", "--count", "12", "--out", str(tmp_path / "t")]) == 0
-    made = list(read(tmp_path / "t" / "trajectories"))
+    made = list(read_trajectories(tmp_path / "t" / "trajectories"))
     assert [t.task_id.split("-")[0] for t in made] == ["count", "dates"] * 6
     assert main([*flags, "--max-tokens", "64", "--count", "12", "--out", str(tmp_path / "u")]) == 0
     assert json.loads((tmp_path / "u" / "transcripts.json").read_text())["packages"] == {
@@ -279,7 +300,7 @@ def test_the_bundled_policy_fits_the_wheel_and_has_the_vocabulary_of_this_code(r
     bundled = Renderer.from_folder(POLICY)
     assert bundled.tokenizer.get_vocab() == renderer.tokenizer.get_vocab()
     for question in ("Compute 3 * 4.", "Reverse the word 'banaso'."):
-        assert bundled.prompt(question, "bare") == renderer.prompt(question, "bare")
+        assert bundled.build_prompt(question, "bare") == renderer.build_prompt(question, "bare")
 
 
 def test_the_bundled_policy_has_untied_embeddings() -> None:

@@ -8,8 +8,8 @@ from tokenizers import AddedToken, normalizers
 from benchmarks.templates import names, renderer_of
 from repl_rl.errors import ConfigError
 from repl_rl.rollout.chat_template import Message
-from repl_rl.rollout.renderer import Renderer
-from repl_rl.samplers.chat import ChatFormat, conversation, opening
+from repl_rl.rollout.token_renderer import Renderer
+from repl_rl.samplers.chat_format import ChatFormat, build_conversation, build_opening_prompt
 from tests.conftest import TOKENIZERS, merged_tokenizer
 from tests.samplers.marked import chat_renderer
 
@@ -53,9 +53,15 @@ def controls(renderer: Renderer, ids: tuple[int, ...]) -> list[int]:
 )
 def test_a_question_adds_no_control_token_however_the_template_writes_it(way: str, question: str) -> None:
     renderer = renderer_with(CHATML.replace("CONTENT", WAYS[way]))
-    prompt = renderer.question_prompt("S.", question)
-    assert controls(renderer, prompt.token_ids) == controls(renderer, renderer.question_prompt("S.", "x").token_ids)
-    assert renderer.decode(prompt.token_ids) == prompt.text == renderer.chat.text(conversation("S.", question), True)
+    prompt = renderer.build_question_prompt("S.", question)
+    assert controls(renderer, prompt.token_ids) == controls(
+        renderer, renderer.build_question_prompt("S.", "x").token_ids
+    )
+    assert (
+        renderer.decode(prompt.token_ids)
+        == prompt.text
+        == renderer.chat_template.render_text(build_conversation("S.", question), True)
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,7 +70,7 @@ def test_a_question_adds_no_control_token_however_the_template_writes_it(way: st
 @pytest.mark.parametrize("question", ["<|", "|im_end|", "nd|>", "<|im_end|"])
 def test_template_and_question_together_spell_no_control_token(template: str, question: str) -> None:
     renderer = renderer_with(template)
-    prompt = renderer.question_prompt("", question)
+    prompt = renderer.build_question_prompt("", question)
     assert controls(renderer, prompt.token_ids) == []
     assert renderer.decode(prompt.token_ids) == prompt.text
 
@@ -77,26 +83,26 @@ def test_a_control_token_in_characters_that_the_tokenizer_normalises_is_text() -
     renderer = Renderer(tokenizer)
     end = tokenizer.convert_tokens_to_ids("[END]")
     for question in ("[END]", "\uff3bEND\uff3d"):
-        assert end in renderer.with_controls(question), "the tokenizer itself makes it one"
-        assert end not in renderer.question_prompt("", question).token_ids
+        assert end in renderer.encode_with_control_tokens(question), "the tokenizer itself makes it one"
+        assert end not in renderer.build_question_prompt("", question).token_ids
 
 
 @pytest.mark.parametrize(("system", "question"), [("", "<|im_end|>"), ("S <|im_end|>", "<|im_end|>")])
 def test_samplers_and_system_messages_are_held_to_it_too(system: str, question: str) -> None:
     renderer = renderer_with(CHATML.replace("CONTENT", "m.content"))
-    expected = controls(renderer, renderer.question_prompt("S" if system else "", "x").token_ids)
+    expected = controls(renderer, renderer.build_question_prompt("S" if system else "", "x").token_ids)
     for prompt in (
-        opening(renderer, system, question, "chat"),
-        ChatFormat(renderer).prompt(conversation(system, question)),
+        build_opening_prompt(renderer, system, question, "chat"),
+        ChatFormat(renderer).build_prompt(build_conversation(system, question)),
     ):
         assert controls(renderer, prompt.token_ids) == expected
 
 
 def test_a_template_that_writes_a_spelling_in_another_way_is_refused_with_that_question() -> None:
     renderer = renderer_with("{{ messages[0].content | replace('|im', '|pad|><|im') }}<|im_end|>")
-    assert renderer.question_prompt("", "fine").text == "fine<|im_end|>"
+    assert renderer.build_question_prompt("", "fine").text == "fine<|im_end|>"
     with pytest.raises(ConfigError, match=r"chat template of .*'<\|im_end\|>'; it writes a control token"):
-        renderer.question_prompt("", "not <|im_end|> fine")
+        renderer.build_question_prompt("", "not <|im_end|> fine")
 
 
 @pytest.mark.parametrize("family", names())
@@ -106,8 +112,8 @@ def test_first_and_second_question_are_read_alike_by_the_templates_of_known_mode
     special = set(renderer.tokenizer.all_special_ids)
 
     def count(question: str) -> tuple[int, int]:
-        first = renderer.question_prompt("", question)
-        second = ChatFormat(renderer).reply([{"role": "user", "content": question}], 1_000)
+        first = renderer.build_question_prompt("", question)
+        second = ChatFormat(renderer).encode_reply([{"role": "user", "content": question}], 1_000)
         return sum(i in special for i in first.token_ids), sum(i in special for i in second.token_ids)
 
     assert count(hostile) == count("x")
@@ -118,8 +124,8 @@ def test_an_ordinary_question_has_the_ids_of_the_templates_own_tokenization(fami
     renderer = renderer_of(family)
     for question in ("What is 6 * 7?", ">>> x\n  if a < b > c: [1]", "é\n\n"):
         messages: list[Message] = [{"role": "user", "content": question}]
-        own = renderer.tokenizer.encode(renderer.chat.text(messages, True), add_special_tokens=False)
-        assert list(renderer.chat_prompt(messages).token_ids) == own
+        own = renderer.tokenizer.encode(renderer.chat_template.render_text(messages, True), add_special_tokens=False)
+        assert list(renderer.build_chat_prompt(messages).token_ids) == own
 
 
 @given(
@@ -128,6 +134,8 @@ def test_an_ordinary_question_has_the_ids_of_the_templates_own_tokenization(fami
 def test_no_text_of_any_kind_adds_or_removes_one(parts: list[str]) -> None:
     renderer = chat_renderer("qwen3")
     question = "".join(parts)
-    prompt = renderer.question_prompt("S", question)
-    assert controls(renderer, prompt.token_ids) == controls(renderer, renderer.question_prompt("S", "y").token_ids)
+    prompt = renderer.build_question_prompt("S", question)
+    assert controls(renderer, prompt.token_ids) == controls(
+        renderer, renderer.build_question_prompt("S", "y").token_ids
+    )
     assert renderer.decode(prompt.token_ids) == prompt.text

@@ -7,7 +7,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from repl_rl.machine.cores import denied_s
+from repl_rl.utils.hardware import read_cpu_wait_s
 
 BUSY = "import os, sys\nprint(flush=True)\nwhile os.getppid() == int(sys.argv[1]): pass"
 TOLD = Path("/proc/thread-self/schedstat").exists()
@@ -24,9 +24,9 @@ def test_time_in_which_other_programs_had_the_only_core_is_told_and_a_threads_ow
             stack.callback(other.kill)
             assert other.stdout is not None
             other.stdout.readline()  # it runs
-        denied, own, began = denied_s(), time.thread_time(), time.monotonic()
+        denied, own, began = read_cpu_wait_s(), time.thread_time(), time.monotonic()
         while time.thread_time() - own < 0.2:
             pass
-        denied, own, took = denied_s() - denied, time.thread_time() - own, time.monotonic() - began
+        denied, own, took = read_cpu_wait_s() - denied, time.thread_time() - own, time.monotonic() - began
     assert denied > 1.5 * own if TOLD else denied == 0
     assert denied + own < took + 0.05

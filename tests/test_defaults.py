@@ -12,24 +12,23 @@ from transformers import AutoTokenizer
 
 from benchmarks.defaults import PAGE, block
 from repl_rl.cli import main
+from repl_rl.cli.apply_model_defaults import UpdateInfo, apply_defaults, apply_model_defaults
 from repl_rl.cli.chat import ChatConfig
-from repl_rl.cli.defaults import Update, apply_model_defaults, follow
 from repl_rl.cli.eval import EvalConfig
-from repl_rl.cli.rollout import RolloutConfig
-from repl_rl.cli.sampler import CheckConfig
+from repl_rl.cli.rollout import RolloutCommandConfig
+from repl_rl.cli.sampler import SamplerCheckConfig
 from repl_rl.cli.serve import ServeConfig
 from repl_rl.cli.sft import SftConfig
 from repl_rl.cli.train import TrainConfig
 from repl_rl.cli.transcripts import TranscriptsConfig
-from repl_rl.coldstart.fresh import make_tokenizer, random_policy, write_fresh_policy
-from repl_rl.machine.assets import asset
-from repl_rl.machine.gpus import OwnGpus
-from repl_rl.origin.bundled import is_bundled_kind
-from repl_rl.rollout.renderer import Renderer
-from repl_rl.settings.arguments import Parsed, parse, parse_with_sources
-from repl_rl.settings.pretrained import following
-from repl_rl.settings.toml import dump, flatten
-from repl_rl.world import World
+from repl_rl.models.resolve_model import is_bundled_kind
+from repl_rl.rollout.token_renderer import Renderer
+from repl_rl.rollout_config import RolloutConfig
+from repl_rl.settings.argument_parser import ParsedSettings, dump_toml, flatten, parse, parse_with_sources
+from repl_rl.settings.model_defaults import get_model_dependent_fields
+from repl_rl.sft.create_random_model import make_random_policy, make_tokenizer, write_random_policy
+from repl_rl.utils.hardware import LocalGpuInfo
+from repl_rl.utils.package_data import find_asset
 from website.settings import commands, settings
 
 CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}\n{% endfor %}assistant: "
@@ -42,10 +41,10 @@ class Gpu:
     def __init__(self, there: bool, bfloat16: bool) -> None:
         self._there, self._bfloat16 = there, bfloat16
 
-    def there(self) -> bool:
+    def exists(self) -> bool:
         return self._there
 
-    def bfloat16(self) -> bool:
+    def supports_bfloat16(self) -> bool:
         return self._bfloat16
 
 
@@ -56,7 +55,7 @@ def write_model(folder: Path, chat: bool, context: int = OWN_CONTEXT, hidden: in
     """A model that is not of the bundled policy's kind: it is smaller."""
     make_tokenizer(folder)
     renderer = Renderer.from_folder(folder)
-    model = random_policy(
+    model = make_random_policy(
         len(renderer.tokenizer), renderer.pad_id, renderer.end_id, hidden, layers=2, context_tokens=context
     )
     model.save_pretrained(folder)
@@ -79,13 +78,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
 
 def resolved(config: object) -> dict[str, object]:
     """Return the settings that config.toml would record."""
-    return dict(flatten(tomllib.loads(dump(config))))
+    return dict(flatten(tomllib.loads(dump_toml(config))))
 
 
 def trained(flags: Sequence[str], gpus: Gpu = NONE, recorded: Path | None = None) -> dict[str, object]:
     """The recorded settings of `repl-rl train` with these flags."""
-    asked = parse_with_sources(TrainConfig, "train", flags, presets=asset("presets"))
-    update = Update(asked.config.trainer.lora_rank > 0, asked.config.trainer.rows())
+    asked = parse_with_sources(TrainConfig, "train", flags, presets=find_asset("presets"))
+    update = UpdateInfo(asked.config.trainer.lora_rank > 0, asked.config.trainer.count_rows_per_step())
     return resolved(apply_model_defaults(asked, recorded, update, gpus))
 
 
@@ -156,7 +155,7 @@ def test_the_bundled_policy_has_the_defaults_of_the_settings_on_every_machine(
 ) -> None:
     assert trained([], gpus) == resolved(TrainConfig())
     assert {name: resolved(TrainConfig()).get(name) for name in BUNDLED} == BUNDLED
-    assert set(BUNDLED) == set(PRETRAINED) == set(following(TrainConfig))
+    assert set(BUNDLED) == set(PRETRAINED) == set(get_model_dependent_fields(TrainConfig))
     assert capsys.readouterr().out == ""
 
 
@@ -172,8 +171,8 @@ def test_a_file_wins_over_defaults_and_a_flag_over_the_file(models: Mapping[str,
 def test_a_preset_wins_over_defaults(models: Mapping[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     """What docs/pretrained.md measured stays what it was, on a GPU too."""
     found = trained(["--model", str(models["chat"]), "--preset", "pretrained"], NEW)
-    preset = parse(TrainConfig, "train", ["--preset", "pretrained"], presets=asset("presets"))
-    assert {**found, "model": World.model} == resolved(preset)
+    preset = parse(TrainConfig, "train", ["--preset", "pretrained"], presets=find_asset("presets"))
+    assert {**found, "model": RolloutConfig.model} == resolved(preset)
     assert capsys.readouterr().out == ""
 
 
@@ -182,7 +181,7 @@ def test_a_run_that_goes_on_has_what_it_recorded_whatever_the_machine_is_now(
 ) -> None:
     """One of a version that gave every model the bundled policy's defaults, too."""
     old = parse(TrainConfig, "train", ["--model", str(models["chat"])])
-    (tmp_path / "config.toml").write_text(dump(old))
+    (tmp_path / "config.toml").write_text(dump_toml(old))
     flags = ["--model", str(models["chat"]), "--resume"]
     assert trained(flags, NEW, tmp_path / "config.toml") == resolved(old) | {"resume": True}
     assert "which goes on: prompt bare, " in capsys.readouterr().out
@@ -193,7 +192,7 @@ def test_a_recorded_config_holds_for_another_model_and_what_that_changes_is_said
     models: Mapping[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "config.toml"
-    file.write_text(dump(TrainConfig()))
+    file.write_text(dump_toml(TrainConfig()))
     given = ["--config", str(file), "--model", str(models["chat"]), "--rollout.max-lines", "5"]
     found = trained(given)
     assert (found["trainer.learning_rate"], found["rollout.max_lines"], found["prompt"]) == (5e-4, 5, "bare")
@@ -223,10 +222,10 @@ PLAYED = {
     **{name: value for name, value in PRETRAINED.items() if name.startswith("rollout.")},
 }
 SFT = {"learning.learning_rate": 2e-5, "learning.micro_batch": 8, "learning.dtype": "bfloat16"}
-VERBS: Mapping[str, tuple[type[World], str, Mapping[str, object]]] = {
+VERBS: Mapping[str, tuple[type[RolloutConfig], str, Mapping[str, object]]] = {
     "sft": (SftConfig, "--samples 1", {**PLAYED, **SFT}),
     "eval": (EvalConfig, "", PLAYED),
-    "rollout": (RolloutConfig, "", PLAYED),
+    "rollout": (RolloutCommandConfig, "", PLAYED),
     "chat": (ChatConfig, "", PLAYED),
     "serve": (ServeConfig, "", PLAYED),
 }
@@ -235,13 +234,15 @@ VERBS: Mapping[str, tuple[type[World], str, Mapping[str, object]]] = {
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_that_opens_a_policy_has_them(verb: str, models: Mapping[str, Path]) -> None:
     kind, flags, expected = VERBS[verb]
-    asked: Parsed[World] = parse_with_sources(kind, verb, ["--model", str(models["chat"]), *flags.split()])
-    config = apply_model_defaults(asked, update=Update(rows=32), gpus=NEW)
+    asked: ParsedSettings[RolloutConfig] = parse_with_sources(
+        kind, verb, ["--model", str(models["chat"]), *flags.split()]
+    )
+    config = apply_model_defaults(asked, update=UpdateInfo(rows_per_step=32), gpus=NEW)
     assert config.policy is asked.config.policy  # a model of the hub is asked for once
     found = resolved(config)
-    assert set(following(kind)) == set(expected)
+    assert set(get_model_dependent_fields(kind)) == set(expected)
     assert {name: found.get(name) for name in expected} == expected
-    usual: Parsed[World] = parse_with_sources(kind, verb, flags.split())
+    usual: ParsedSettings[RolloutConfig] = parse_with_sources(kind, verb, flags.split())
     assert apply_model_defaults(usual, gpus=NEW) == usual.config
 
 
@@ -250,24 +251,26 @@ def test_demonstrations_and_the_check_of_a_sampler_have_the_prompt_of_the_model(
     made = parse_with_sources(
         TranscriptsConfig, "transcripts", ["--from-tasks", "builtin:quickstart", "--model", model]
     )
-    config = follow(made, World(model=model))
+    config = apply_defaults(made, RolloutConfig(model=model))
     assert (config.prompt, config.max_tokens) == ("chat", OWN_CONTEXT)
     assert (
-        follow(parse_with_sources(CheckConfig, "sampler check", ["--model", model]), World(model=model)).prompt
+        apply_defaults(
+            parse_with_sources(SamplerCheckConfig, "sampler check", ["--model", model]), RolloutConfig(model=model)
+        ).prompt
         == "chat"
     )
 
 
 def test_a_machine_says_whether_it_has_a_gpu() -> None:
-    assert OwnGpus().there() == torch.cuda.is_available()
-    assert OwnGpus().bfloat16() == (torch.cuda.is_available() and torch.cuda.is_bf16_supported(False))
+    assert LocalGpuInfo().exists() == torch.cuda.is_available()
+    assert LocalGpuInfo().supports_bfloat16() == (torch.cuda.is_available() and torch.cuda.is_bf16_supported(False))
 
 
 def test_a_policy_is_of_the_bundled_kind_by_its_shape_and_vocabulary(
     models: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    bundled = asset("policies/quickstart")
-    write_fresh_policy(tmp_path / "fresh", seed=3)
+    bundled = find_asset("policies/quickstart")
+    write_random_policy(tmp_path / "fresh", seed=3)
     saved = shutil.copytree(bundled, tmp_path / "saved")
     AutoTokenizer.from_pretrained(bundled).save_pretrained(saved)  # as a trainer saves it
     assert all(map(is_bundled_kind, (bundled, tmp_path / "fresh", saved)))
@@ -286,10 +289,10 @@ def test_a_policy_is_of_the_bundled_kind_by_its_shape_and_vocabulary(
 def test_the_help_says_both_defaults(command: str) -> None:
     kind = commands()[command]
     told = {each.word: each for table in settings(kind).values() for each in table}
-    assert following(kind)
-    for name, default in following(kind).items():
+    assert get_model_dependent_fields(kind)
+    for name, default in get_model_dependent_fields(kind).items():
         about = told["--" + name.replace("_", "-")].about
-        assert about.endswith(f"; of any other model: {default.told}.")
+        assert about.endswith(f"; of any other model: {default.description}.")
         assert " Default of the bundled policy: " in about
 
 

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from repl_rl.cli.train import TrainConfig
-from repl_rl.machine.assets import asset
-from repl_rl.settings.arguments import parse
+from repl_rl.settings.argument_parser import parse
+from repl_rl.utils.package_data import find_asset
 from tests.documents import PAGES, ROOT, SITE, fenced
 
 KINDS = {
@@ -118,7 +118,7 @@ def test_every_file_of_settings_is_accepted(
     (tmp_path / "my_samplers.py").write_text("def halves(turns):\n    return turns\n")
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "mine.toml").write_text(source)
-    assert parse(TrainConfig, "train", ["--config", str(tmp_path / "mine.toml")], presets=asset("presets"))
+    assert parse(TrainConfig, "train", ["--config", str(tmp_path / "mine.toml")], presets=find_asset("presets"))
     sys.modules.pop("my_samplers", None)
 
 

@@ -16,11 +16,11 @@ from datasets import Dataset
 from transformers import AutoTokenizer
 
 from repl_rl.cli import VERBS, main
-from repl_rl.coldstart.fresh import make_tokenizer, random_policy
-from repl_rl.machine.assets import asset
-from repl_rl.rollout.renderer import Renderer
+from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.runs.store import Store
-from repl_rl.settings.arguments import parse
+from repl_rl.settings.argument_parser import parse
+from repl_rl.sft.create_random_model import make_random_policy, make_tokenizer
+from repl_rl.utils.package_data import find_asset
 from tests.documents import PAGES, blocks, commands
 from tests.ggufs import write_gguf
 from tests.test_suites import HUMANEVAL
@@ -86,7 +86,7 @@ DEMONSTRATIONS = (
 @pytest.mark.parametrize("command", commands())
 def test_every_command_is_accepted(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # a command that was run in the checkout has left its output there
-    (tmp_path / "prompts").symlink_to(asset("prompts"))
+    (tmp_path / "prompts").symlink_to(find_asset("prompts"))
     _, verb, *words = shlex.split(command)
     assert verb in VERBS
     module = import_module(f"repl_rl.cli.{verb}")
@@ -99,9 +99,9 @@ def test_every_command_is_accepted(command: str, tmp_path: Path, monkeypatch: py
     if action in ACTIONS:
         name, words = ACTIONS[action], words[2:] if verb == "sampler" else words[1:]
     else:
-        (name,) = [name for name in kinds if name.lower() == f"{verb}config"]
+        (name,) = [name for name in kinds if name.lower() in (f"{verb}config", f"{verb}commandconfig")]
     if "--config" not in words:
-        assert parse(kinds[name], verb, words, presets=asset("presets") if verb in ("train", "bench") else None)
+        assert parse(kinds[name], verb, words, presets=find_asset("presets") if verb in ("train", "bench") else None)
 
 
 @pytest.fixture(scope="module")
@@ -111,10 +111,10 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as there:
         there.chdir(desk)
         for folder in POLICIES:
-            shutil.copytree(asset("policies/quickstart"), folder)
+            shutil.copytree(find_asset("policies/quickstart"), folder)
         _write_tasks()
         _write_chat_model(Path("qwen"))
-        shutil.copytree(asset("prompts"), "prompts")
+        shutil.copytree(find_asset("prompts"), "prompts")
         write_gguf(Path("smollm2.gguf"))
         Path("mine.toml").write_text(blocks("toml", "docs/howto.md")[0])
         (plan_first,) = [b for b in blocks("python", "docs/samplers/README.md") if "class PlanFirst" in b]
@@ -164,7 +164,7 @@ def _write_chat_model(folder: Path) -> None:
     make_tokenizer(folder)
     renderer = Renderer.from_folder(folder)
     ids = len(renderer.tokenizer), renderer.pad_id, renderer.end_id
-    random_policy(*ids, hidden=64, layers=2, context_tokens=4096).save_pretrained(folder)
+    make_random_policy(*ids, hidden=64, layers=2, context_tokens=4096).save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = (
         "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}\n{% endfor %}assistant: "

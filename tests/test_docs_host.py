@@ -7,10 +7,9 @@ from typing import get_type_hints
 
 from benchmarks.host import FIGURES, PAGE, text
 from repl_rl import HostFunction, HostLimits
-from repl_rl.rollout.host_session import HostSession
-from repl_rl.rollout.host_shipped import SHIPPED, host_functions
-from repl_rl.settings.arguments import parse
-from repl_rl.world import World
+from repl_rl.rollout.host_functions import SHIPPED, HostCallSession, load_host_functions
+from repl_rl.rollout_config import RolloutConfig
+from repl_rl.settings.argument_parser import parse
 from tests import documents
 
 TEXT = documents.PAGES["docs/host_functions.md"]
@@ -23,9 +22,9 @@ def test_the_functions_of_the_page_are_described_and_answer() -> None:
     limited = namespace["limited"]
     assert isinstance(limited, HostFunction)
     assert limited.limits == HostLimits(seconds=5.0, calls=8)
-    session = HostSession([limited])
+    session = HostCallSession([limited])
     call = b'{"name": "search", "args": ["primes", 1], "kwargs": {}}'
-    assert json.loads(asyncio.run(session.answer(call))) == {"answer": ["page 0 about primes"]}
+    assert json.loads(asyncio.run(session.answer_call(call))) == {"answer": ["page 0 about primes"]}
 
 
 def test_the_table_of_limits_has_each_with_its_default() -> None:
@@ -43,8 +42,8 @@ def _options() -> list[str]:
 
 
 def test_what_the_page_names_on_the_command_line_is_taken() -> None:
-    world = parse(World, "train", ["--host-functions", "llm_query(max_tokens=32),rollout"])
-    assert [function.name for function in host_functions(world.host_functions)] == ["llm_query", "rollout"]
+    world = parse(RolloutConfig, "train", ["--host-functions", "llm_query(max_tokens=32),rollout"])
+    assert [function.name for function in load_host_functions(world.host_functions)] == ["llm_query", "rollout"]
 
 
 def test_the_figures_of_the_page_are_those_of_its_file() -> None:

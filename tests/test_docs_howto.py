@@ -14,14 +14,13 @@ import pytest
 
 from repl_rl.cli import main
 from repl_rl.cli.train import TrainConfig
-from repl_rl.runs.player import TrajectoryPlayer
-from repl_rl.runs.player.widget import MOST
+from repl_rl.rollout_config import RolloutConfig
 from repl_rl.runs.store import write_step
-from repl_rl.settings.arguments import parse
+from repl_rl.runs.trajectory_player import MOST, TrajectoryPlayer
+from repl_rl.settings.argument_parser import parse
 from repl_rl.tasks import load_tasks
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.grpo_config import grpo_args
-from repl_rl.world import World
 from tests import documents
 from tests.documents import ROOT
 from tests.test_replay import played
@@ -51,7 +50,7 @@ def test_the_tasks_and_the_settings_of_the_page_are_accepted(tmp_path: Path, mon
 
 def test_the_page_trains_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train_mine.py").write_text(
-        script("World(engine").replace("concurrency=8", 'concurrency=8, sandbox="unsafe"')
+        script("RolloutConfig(engine").replace("concurrency=8", 'concurrency=8, sandbox="unsafe"')
     )
     monkeypatch.syspath_prepend(tmp_path)
     module = import_module("train_mine")
@@ -62,13 +61,15 @@ def test_the_page_trains_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ".repl-rl",
         *("config.toml", "metrics.jsonl", "summary.json", "trajectories", "checkpoints", "states", "report.html"),
     }
-    recorded = World.recorded(tmp_path / "mine", sandbox="unsafe")
-    assert replace(recorded, model=World().model) == World(engine="transformers", sandbox="unsafe", concurrency=8)
+    recorded = RolloutConfig.from_run(tmp_path / "mine", sandbox="unsafe")
+    assert replace(recorded, model=RolloutConfig().model) == RolloutConfig(
+        engine="transformers", sandbox="unsafe", concurrency=8
+    )
 
 
 @pytest.mark.heavy
 def test_the_page_trains_in_two_processes(tmp_path: Path) -> None:
-    (tmp_path / "train_mine.py").write_text(script("World(engine"))
+    (tmp_path / "train_mine.py").write_text(script("RolloutConfig(engine"))
     (command,) = re.findall(r"^accelerate .*train_mine\.py$", PAGE, re.MULTILINE)
     program, *words = shlex.split(command)
     done = subprocess.run(

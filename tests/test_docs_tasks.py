@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.record.trajectory import Observed
 from repl_rl.tasks import Task
+from repl_rl.trajectory.trajectory import Observed
 from tests.documents import blocks
 from tests.worlds import world
 

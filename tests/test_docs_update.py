@@ -10,13 +10,12 @@ import torch
 
 from benchmarks import update
 from repl_rl.cli.train import TrainConfig
-from repl_rl.credit.advantages import estimator
-from repl_rl.credit.earnings import GroupRewards, LineEarnings, RolloutEarnings
-from repl_rl.credit.rewards import RewardTable, line_rewards
-from repl_rl.record.trajectory import LineStatus
-from repl_rl.settings.arguments import parse
-from repl_rl.trainer import choices
-from repl_rl.trainer.loop import credit_of
+from repl_rl.credit.advantage_estimators import GroupRewards, LineRewards, RolloutRewards, load_estimator
+from repl_rl.credit.rewards import RewardTable, compute_line_rewards
+from repl_rl.settings.argument_parser import parse
+from repl_rl.trainer import config as choices
+from repl_rl.trainer.train_loop import build_credit_config
+from repl_rl.trajectory.trajectory import LineStatus
 from tests.test_rewards import ran, rollout
 
 PAGE = (Path(__file__).parent.parent / "docs" / "update.md").read_text()
@@ -37,16 +36,16 @@ def test_the_functions_and_settings_of_the_page_work_together(tmp_path: Path, mo
         file.write_text(text)
         configs.append(parse(TrainConfig, "train", ["--config", str(file)]).trainer)
     assert [config.optimizer_steps_per_step for config in configs] == [1, 1, 1, 1, 1, 1, 8, 1, 1, 1, 1]
-    credit, potential, stops, *_, memory = (credit_of(config) for config in configs)
+    credit, potential, stops, *_, memory = (build_credit_config(config) for config in configs)
     sys.modules.pop("shaping")
     assert configs[-1].lora_rank == 16
     assert [config.groups for config in configs if config.groups] == ["refill(most=2)", "window(share=0.3)"]
     assert [config.ahead for config in configs if config.ahead] == [1, 1]
-    assert memory.stops.mask == ()
-    assert (stops.stops.mask, stops.stops.penalise) == (("wall_clock",), ("max_lines", "line_too_long"))
+    assert memory.stop_policy.mask == ()
+    assert (stops.stop_policy.mask, stops.stop_policy.penalise) == (("wall_clock",), ("max_lines", "line_too_long"))
     t = rollout(ran(LineStatus.OK), ran(LineStatus.EXCEPTION))
-    assert line_rewards(t, RewardTable(), credit.extras) == pytest.approx((0.05, -0.05))
-    assert line_rewards(t, RewardTable(), (), potential.potential) == pytest.approx((0.0, -0.1))
+    assert compute_line_rewards(t, RewardTable(), credit.extra_rewards) == pytest.approx((0.05, -0.05))
+    assert compute_line_rewards(t, RewardTable(), (), potential.potential) == pytest.approx((0.0, -0.1))
 
 
 def test_the_estimator_of_the_page_pays_each_token_of_a_rollout_alike(
@@ -56,11 +55,11 @@ def test_the_estimator_of_the_page_pays_each_token_of_a_rollout_alike(
     (tmp_path / "paying.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     group = GroupRewards((
-        RolloutEarnings(1.0, (LineEarnings(0.0, tokens=2), LineEarnings(0.0, tokens=3))),
-        RolloutEarnings(0.0, (LineEarnings(0.0, tokens=4),)),
-        RolloutEarnings(None, (LineEarnings(0.0, tokens=1),)),
+        RolloutRewards(1.0, (LineRewards(0.0, tokens=2), LineRewards(0.0, tokens=3))),
+        RolloutRewards(0.0, (LineRewards(0.0, tokens=4),)),
+        RolloutRewards(None, (LineRewards(0.0, tokens=1),)),
     ))  # fmt: skip
-    assert estimator("paying:by_length(scale=2.0)")(group) == ((0.2, 0.2), (-0.25,), (0.0,))
+    assert load_estimator("paying:by_length(scale=2.0)")(group) == ((0.2, 0.2), (-0.25,), (0.0,))
     sys.modules.pop("paying")
 
 

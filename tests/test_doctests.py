@@ -9,15 +9,21 @@ import pytest
 from benchmarks import doctests
 from repl_rl.cli import main
 from repl_rl.cli.transcripts import TranscriptsConfig
-from repl_rl.coldstart.doctests import STDLIB, Specimen, harvest
-from repl_rl.coldstart.verified import Recipe, Tally, verified
 from repl_rl.errors import ConfigError
-from repl_rl.record.console import typed_lines
-from repl_rl.record.trajectory import LineStatus, Observed, Sampled, Stop, Trajectory
-from repl_rl.rollout.renderer import Renderer
-from repl_rl.runs.store import read
+from repl_rl.rollout.token_renderer import Renderer
+from repl_rl.runs.store import read_trajectories
 from repl_rl.sandbox import InProcessSandbox
-from repl_rl.settings.arguments import parse
+from repl_rl.settings.argument_parser import parse
+from repl_rl.sft.demonstrations_from_doctests import (
+    STDLIB,
+    DemonstrationCounts,
+    DocstringTest,
+    DoctestRecipe,
+    generate_verified_doctests,
+    iterate_doctests,
+)
+from repl_rl.trajectory.console_text import split_into_typed_lines
+from repl_rl.trajectory.trajectory import LineStatus, Observed, Sampled, Stop, Trajectory
 from tests.worlds import RENDERER
 
 SOURCE = '''
@@ -130,19 +136,19 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "specimen-package"
 
 
-def played(specimens: list[Specimen], max_tokens: int = 1500) -> tuple[list[Trajectory], Tally]:
-    async def play() -> tuple[list[Trajectory], Tally]:
-        tally = Tally()
+def played(specimens: list[DocstringTest], max_tokens: int = 1500) -> tuple[list[Trajectory], DemonstrationCounts]:
+    async def play() -> tuple[list[Trajectory], DemonstrationCounts]:
+        tally = DemonstrationCounts()
         # One console at a time: those of this sandbox share a process.
-        recipe = Recipe(RENDERER, max_tokens=max_tokens, concurrency=1)
-        return [t async for t in verified(specimens, InProcessSandbox(), recipe, tally)], tally
+        recipe = DoctestRecipe(RENDERER, max_tokens=max_tokens, concurrency=1)
+        return [t async for t in generate_verified_doctests(specimens, InProcessSandbox(), recipe, tally)], tally
 
     return asyncio.run(play())
 
 
-def named(package: str, word: str) -> Specimen:
+def named(package: str, word: str) -> DocstringTest:
     line = SOURCE.split("\n").index(next(s for s in SOURCE.split("\n") if s.startswith(f"def {word}("))) + 2
-    return next(s for s in harvest(package) if s.name == f"specimen_package.kinds:{line}")
+    return next(s for s in iterate_doctests(package) if s.name == f"specimen_package.kinds:{line}")
 
 
 def test_a_doctest_that_is_too_deep_for_the_parser_is_harvested(
@@ -152,17 +158,17 @@ def test_a_doctest_that_is_too_deep_for_the_parser_is_harvested(
         f'"""Deep.\n\n>>> x = (\n{("... " + "-" * 400 + chr(10)) * 100}... 1)\n"""\n'
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    (specimen,) = harvest("deep_specimen")
+    (specimen,) = iterate_doctests("deep_specimen")
     assert specimen.setup == ()
     assert len(specimen.examples) == 1
 
 
 def test_lines_are_typed_as_a_person_does_and_only_an_open_block_gets_a_blank_line() -> None:
-    assert typed_lines("x = 1\n") == ("x = 1",)
-    assert typed_lines("for i in x:\n    i\n") == ("for i in x:", "    i", "")
-    assert typed_lines("for i in x: i\n") == ("for i in x: i", "")
-    assert typed_lines("f(1,\n  2)\n") == ("f(1,", "  2)")
-    assert typed_lines("1 +\n") == ("1 +",)
+    assert split_into_typed_lines("x = 1\n") == ("x = 1",)
+    assert split_into_typed_lines("for i in x:\n    i\n") == ("for i in x:", "    i", "")
+    assert split_into_typed_lines("for i in x: i\n") == ("for i in x: i", "")
+    assert split_into_typed_lines("f(1,\n  2)\n") == ("f(1,", "  2)")
+    assert split_into_typed_lines("1 +\n") == ("1 +",)
 
 
 def test_a_doctest_is_harvested_with_its_question_its_imports_and_without_what_it_skips(package: str) -> None:
@@ -176,12 +182,12 @@ def test_a_doctest_is_harvested_with_its_question_its_imports_and_without_what_i
         "mathematics.floor(SCALE + 0.5)",
         "list(range(100))  # doctest: +ELLIPSIS",
     ]
-    assert good.examples[2].error == "TypeError"
+    assert good.examples[2].expected_error == "TypeError"
 
 
 def test_what_printed_what_it_should_is_kept_and_its_mask_is_its_lines(package: str) -> None:
     (t,), tally = played([named(package, "good")])
-    assert (tally.whole, tally.kept, t.stop, t.outcome, t.answer) == (1, 1, Stop.FINISHED, None, None)
+    assert (tally.complete, tally.accepted_count, t.stop, t.outcome, t.answer) == (1, 1, Stop.FINISHED, None, None)
     assert t.prompt.text.endswith("Multiply by the scale.\n>>> ")
     written = "".join(line.text for line in t.lines)
     assert RENDERER.decode([i for i, own in zip(t.completion_ids, t.loss_mask, strict=True) if own]) == written
@@ -210,37 +216,37 @@ def test_what_printed_what_it_should_is_kept_and_its_mask_is_its_lines(package: 
 def test_what_went_wrong_at_once_is_dropped_with_its_reason(package: str, word: str, reason: str) -> None:
     kept, tally = played([named(package, word)])
     assert kept == []
-    assert dict(tally.dropped) == {reason: 1}
+    assert dict(tally.rejected) == {reason: 1}
 
 
 def test_what_goes_wrong_later_is_kept_up_to_there(package: str) -> None:
     (t,), tally = played([named(package, "half")])
     assert [line.text for line in t.lines] == ["1 + 1\n"]
-    assert dict(tally.cut) == {"printed something else": 1}
+    assert dict(tally.truncated) == {"printed something else": 1}
 
 
 def test_what_is_too_long_is_cut_between_two_statements(package: str) -> None:
     (t,), tally = played([named(package, "long")], max_tokens=600)
     assert [line.text for line in t.lines] == ["'y'\n"]
-    assert dict(tally.cut) == {"is too long": 1}
+    assert dict(tally.truncated) == {"is too long": 1}
 
 
 def test_equal_demonstrations_are_kept_once_and_every_doctest_is_counted(package: str) -> None:
-    specimens = list(harvest(package))
+    specimens = list(iterate_doctests(package))
     kept, tally = played(specimens)
-    assert tally.dropped["is there already"] == 1
-    assert tally.kept == len(kept)
-    assert tally.kept + tally.dropped.total() == len(specimens) == 10
+    assert tally.rejected["is there already"] == 1
+    assert tally.accepted_count == len(kept)
+    assert tally.accepted_count + tally.rejected.total() == len(specimens) == 10
     assert len({t.completion_ids for t in kept}) == len(kept)
 
 
 def test_a_module_a_part_of_a_package_and_the_standard_library_can_be_named(package: str) -> None:
-    assert {s.name.split(":")[0] for s in harvest("specimen_package.kinds")} == {"specimen_package.kinds"}
-    assert ("from statistics import mean",) in {s.setup for s in harvest("statistics")}
+    assert {s.name.split(":")[0] for s in iterate_doctests("specimen_package.kinds")} == {"specimen_package.kinds"}
+    assert ("from statistics import mean",) in {s.setup for s in iterate_doctests("statistics")}
     assert STDLIB == "stdlib"
     for absent in ("no_such_package_at_all", "specimen_package.nothing", "a b"):
         with pytest.raises(ConfigError, match=f"package is '{absent}'; name an installed package"):
-            list(harvest(absent))
+            list(iterate_doctests(absent))
 
 
 def test_the_verb_writes_trajectories_and_counts_that_can_be_read_again(
@@ -250,7 +256,7 @@ def test_the_verb_writes_trajectories_and_counts_that_can_be_read_again(
     flags = ["transcripts", "--from-doctests", "statistics", "heapq", "--out", str(out)]
     assert main([*flags, "--sandbox", "unsafe", "--concurrency", "2"]) == 0
     counts = json.loads((out / "transcripts.json").read_text())
-    kept = list(read(out / "trajectories"))
+    kept = list(read_trajectories(out / "trajectories"))
     assert counts["kept"] == len(kept) > 0
     assert set(counts["packages"]) == {"statistics", "heapq"}
     assert "kept whole" in capsys.readouterr().out
@@ -272,7 +278,7 @@ def test_the_counts_on_the_page_are_those_of_the_published_command() -> None:
 def test_sympy_more_itertools_and_the_standard_library_give_3000_verified_trajectories(tmp_path: Path) -> None:
     out = tmp_path / "t"
     assert main(["transcripts", "--from-doctests", "sympy", "more-itertools", STDLIB, "--out", str(out)]) == 0
-    kept = list(read(out / "trajectories"))
+    kept = list(read_trajectories(out / "trajectories"))
     assert json.loads((out / "transcripts.json").read_text())["kept"] == len(kept) >= 3000
     renderer = Renderer.from_folder(Path(__file__).parent.parent / "repl_rl" / "policies" / "quickstart")
     for t in kept:

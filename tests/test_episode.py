@@ -8,11 +8,11 @@ import pytest
 
 from repl_rl.engine import ScriptedEngine
 from repl_rl.errors import InvariantError, SandboxFault, UserCodeError
-from repl_rl.record.trajectory import LineEnd, LineStatus, Observed, Sampled, Stop, Trajectory
 from repl_rl.rollout import Rollouts, RolloutSampler
 from repl_rl.rollout.episode import Episode
-from repl_rl.rollout.limits import RolloutLimits
-from repl_rl.sandbox.base import PushResult
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.sandbox.base import LineResult
+from repl_rl.trajectory.trajectory import LineEnd, LineStatus, Observed, Sampled, Stop, Trajectory
 from tests.worlds import RENDERER, TASK, world
 
 
@@ -73,7 +73,7 @@ def test_i5_an_engine_whose_ids_differ_from_the_record_stops_the_run() -> None:
     class Meddler(RolloutSampler):
         async def rollout(self, episode: Episode) -> None:
             line = await episode.sample()
-            ids = episode._writer.seen
+            ids = episode._writer.seen_ids
             assert isinstance(ids, list)
             ids[-1] += 1
             await episode.push(line)
@@ -156,11 +156,11 @@ class Faulting:
     async def session(self) -> AsyncIterator["Faulting"]:
         yield self
 
-    async def push(self, line: str) -> PushResult:
+    async def push(self, line: str) -> LineResult:
         self.pushed += 1
         self.ended = self.pushed == 2
         status = LineStatus.SANDBOX_FAULT if self.ended else LineStatus.OK
-        return PushResult("the kernel died" if self.ended else "", False, status, None, 0.0)
+        return LineResult("the kernel died" if self.ended else "", False, status, None, 0.0)
 
 
 def test_i11_our_failure_is_never_rendered_as_program_output() -> None:

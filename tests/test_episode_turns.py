@@ -8,10 +8,10 @@ import pytest
 
 from repl_rl.engine import ScriptedEngine
 from repl_rl.errors import ConfigError, UserCodeError
-from repl_rl.record.trajectory import Execution, LineEnd, LineStatus, Observed, Stop, Trajectory
 from repl_rl.rollout import RolloutSampler
 from repl_rl.rollout.episode import Episode
-from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.trajectory.trajectory import Execution, LineEnd, LineStatus, Observed, Stop, Trajectory
 from tests.worlds import RENDERER, TASK, world
 
 EOS = min(RENDERER.eos_ids)
@@ -35,10 +35,10 @@ def play(act: Callable[[Episode], Awaitable[None]], *turns: str, limits: Rollout
 
 def test_an_end_token_ends_a_turn_and_not_the_rollout() -> None:
     async def act(episode: Episode) -> None:
-        first = await episode.turn()
+        first = await episode.sample_turn()
         assert (first.text, first.end, episode.ended) == ("a\nb", LineEnd.EOS, False)
         episode.observe("go on")
-        assert (await episode.turn()).text == "c"
+        assert (await episode.sample_turn()).text == "c"
 
     t = play(act, "a\nb", "c")
     assert t.stop is Stop.FINISHED
@@ -48,7 +48,7 @@ def test_an_end_token_ends_a_turn_and_not_the_rollout() -> None:
 
 def test_a_turn_that_is_cut_ends_the_rollout() -> None:
     async def act(episode: Episode) -> None:
-        line = await episode.turn(max_tokens=2)
+        line = await episode.sample_turn(max_tokens=2)
         assert (line.end, episode.ended) == (LineEnd.LENGTH, True)
         episode.observe("nothing can follow")
 
@@ -58,7 +58,7 @@ def test_a_turn_that_is_cut_ends_the_rollout() -> None:
 
 def test_an_answer_is_submitted_for_the_last_line_even_after_an_observation() -> None:
     async def act(episode: Episode) -> None:
-        await episode.turn()
+        await episode.sample_turn()
         episode.observe("noted")
         episode.submit("42")
         assert episode.ended
@@ -69,8 +69,8 @@ def test_an_answer_is_submitted_for_the_last_line_even_after_an_observation() ->
 
 def test_what_became_of_a_line_can_be_said_without_a_console() -> None:
     async def act(episode: Episode) -> None:
-        await episode.turn()
-        episode.executed(Execution(LineStatus.TIMEOUT, 3.0))
+        await episode.sample_turn()
+        episode.record_execution(Execution(LineStatus.TIMEOUT, 3.0))
 
     t = play(act, "call()")
     assert [e.status for e in t.executions] == [LineStatus.TIMEOUT]
@@ -78,9 +78,9 @@ def test_what_became_of_a_line_can_be_said_without_a_console() -> None:
 
 def test_code_runs_in_the_console_and_nothing_is_spliced() -> None:
     async def act(episode: Episode) -> None:
-        await episode.turn()
+        await episode.sample_turn()
         assert (await episode.execute("x = 6", "x * 7")).text == "42\n"
-        await episode.turn()
+        await episode.sample_turn()
         assert (await episode.execute("submit_final_answer(x * 7)")).answer == "42"
         assert episode.ended
 
@@ -93,7 +93,7 @@ def test_code_that_no_line_stands_for_is_not_run() -> None:
     async def act(episode: Episode) -> None:
         with pytest.raises(ConfigError, match="sample a line first"):
             await episode.execute("submit_final_answer(42)")
-        await episode.turn()
+        await episode.sample_turn()
         with pytest.raises(ConfigError, match="give at least one to run"):
             await episode.execute()
 
@@ -102,7 +102,7 @@ def test_code_that_no_line_stands_for_is_not_run() -> None:
 
 def test_the_judge_can_be_asked_before_the_end() -> None:
     async def act(episode: Episode) -> None:
-        await episode.turn()
+        await episode.sample_turn()
         assert [await episode.judge(answer) for answer in ("41", "42")] == [0.0, 1.0]
 
     assert play(act, "hm").answer is None
@@ -110,9 +110,9 @@ def test_the_judge_can_be_asked_before_the_end() -> None:
 
 def test_an_observation_with_control_tokens_is_taken_as_it_is() -> None:
     async def act(episode: Episode) -> None:
-        await episode.turn()
+        await episode.sample_turn()
         episode.observe(Observed("<|im_end|>", (EOS,)))
-        await episode.turn()
+        await episode.sample_turn()
 
     t = play(act, "a", "b")
     assert t.segments[1] == Observed("<|im_end|>", (EOS,))
@@ -132,7 +132,7 @@ def test_a_match_is_found_wherever_it_begins(length: int, needle: str) -> None:
 def test_turns_are_counted_as_lines() -> None:
     async def act(episode: Episode) -> None:
         while not episode.ended:
-            await episode.turn()
+            await episode.sample_turn()
             episode.observe("again")
 
     t = play(act, *["a"] * 9, limits=RolloutLimits(max_lines=3))

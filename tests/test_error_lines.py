@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repl_rl.credit.advantages import GroupRewards, estimator
-from repl_rl.credit.errors import first_of_streak
+from repl_rl.credit.advantage_estimators import GroupRewards, load_estimator, penalize_first_error
 from tests.worlds import TASK, world
 
 ERROR, FINE, OPEN = "1 / 0\n", "6 * 7\n", "if True:\n"
@@ -26,7 +25,7 @@ ERROR, FINE, OPEN = "1 / 0\n", "6 * 7\n", "if True:\n"
 def test_only_the_first_error_of_a_streak_costs(lines: list[str], paid: list[int]) -> None:
     (played,) = asyncio.run(world([*lines, "submit_final_answer(42)\n"]).collect([TASK]))
     assert len(played.lines) == len(lines) + 1
-    assert first_of_streak(played) == [*paid, 0]
+    assert penalize_first_error(played) == [*paid, 0]
 
 
 entries = st.lists(st.sampled_from([0.0, -0.1, 0.05]), max_size=4).map(tuple)
@@ -38,13 +37,21 @@ def test_penalties_count_only_where_a_rollout_of_the_group_did_without(
     rows: list[tuple[float, ...]], seed: int
 ) -> None:
     outcomes = tuple(float((i + seed) % 2) for i in range(len(rows)))
-    group = GroupRewards.of(outcomes, tuple(rows), shaping_G_L=tuple(rows))
+    group = GroupRewards.from_rows(outcomes, tuple(rows), shaping_G_L=tuple(rows))
     playing = [row for row in rows if row]
     without = tuple(tuple(max(s, 0.0) for s in row) for row in rows)
-    left = group if any(min(row) >= 0 for row in playing) else GroupRewards.of(outcomes, without, shaping_G_L=without)
-    assert estimator("repl_rl.credit.errors:spared")(group) == estimator("two_stream")(left)
+    left = (
+        group
+        if any(min(row) >= 0 for row in playing)
+        else GroupRewards.from_rows(outcomes, without, shaping_G_L=without)
+    )
+    assert load_estimator("repl_rl.credit.advantage_estimators:two_stream_avoidable_errors")(group) == load_estimator(
+        "two_stream"
+    )(left)
 
 
 def test_a_group_without_a_table_is_two_stream_of_what_was_given() -> None:
-    group = GroupRewards.of((1.0, 0.0), ((0.5, 0.0), (0.0,)))
-    assert estimator("repl_rl.credit.errors:spared")(group) == estimator("two_stream")(group)
+    group = GroupRewards.from_rows((1.0, 0.0), ((0.5, 0.0), (0.0,)))
+    assert load_estimator("repl_rl.credit.advantage_estimators:two_stream_avoidable_errors")(group) == load_estimator(
+        "two_stream"
+    )(group)

@@ -7,8 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repl_rl.credit.advantages import ESTIMATORS, GroupRewards, discount_of, estimator
-from repl_rl.credit.earnings import to_go
+from repl_rl.credit.advantage_estimators import (
+    ESTIMATORS,
+    GroupRewards,
+    compute_reward_to_go,
+    get_discount,
+    load_estimator,
+)
 from repl_rl.credit.rewards import RewardTable
 
 LEAST = 1e-6
@@ -27,7 +32,7 @@ def rewarded(
 ) -> GroupRewards:
     rows = [[g + s for g, s in zip(*pair, strict=True)] for pair in zip(given_G_L, shaping_G_L, strict=True)]
     frozen = [tuple(tuple(row) for row in each) for each in (rows, shaping_G_L)]
-    return GroupRewards.of(tuple(outcomes), frozen[0], tuple(map(tuple, states)), frozen[1], TABLE.bound)
+    return GroupRewards.from_rows(tuple(outcomes), frozen[0], tuple(map(tuple, states)), frozen[1], TABLE.bound)
 
 
 @st.composite
@@ -57,7 +62,7 @@ def one_error_more(draw: st.DrawFn, least: float = -2.0) -> tuple[GroupRewards, 
 
 def raised(name: str, before: GroupRewards, after: GroupRewards, i: int, at: int) -> list[float]:
     """By how much the advantage of each error line of rollout `i` rose through the additional one."""
-    old, new = (estimator(name)(group)[i] for group in (before, after))
+    old, new = (load_estimator(name)(group)[i] for group in (before, after))
     kept = (*new[:at], *new[at + 1 :])
     return [b - a for a, b, s in zip(old, kept, before.shaping_G_L[i], strict=True) if s < 0]
 
@@ -87,7 +92,7 @@ def test_where_nothing_is_compared_at_a_step_it_raises_none_in_other_rollouts_ei
     name: str, case: tuple[GroupRewards, GroupRewards, int, int]
 ) -> None:
     before, after, i, _ = case
-    old, new = (estimator(name)(group) for group in (before, after))
+    old, new = (load_estimator(name)(group) for group in (before, after))
     others = [j for j in range(len(old)) if j != i]
     assert all(new[j] == pytest.approx(old[j], abs=LEAST) for j in others)
 
@@ -102,8 +107,8 @@ def test_what_the_table_takes_never_becomes_less_in_any_of_them(
     before, after, i, at = case
 
     def table_s(group: GroupRewards) -> list[float]:
-        bare = group.each(lambda line: replace(line, reward=line.given, shaping=0.0))
-        rows = zip(estimator(name)(group)[i], estimator(name)(bare)[i], strict=True)
+        bare = group.map_lines(lambda line: replace(line, reward=line.given_reward, shaping=0.0))
+        rows = zip(load_estimator(name)(group)[i], load_estimator(name)(bare)[i], strict=True)
         return [with_table - without for with_table, without in rows]
 
     old, new = table_s(before), table_s(after)
@@ -119,7 +124,7 @@ def test_a_rollout_of_errors_is_worth_no_more_than_seven_honest_ones_with_one_ea
     honest = [[-0.1, 0.0] for _ in range(7)]
     rows = tuple(map(tuple, [[-0.1] * errors, *honest]))
     states = tuple(tuple("s" * len(row)) for row in rows)
-    advantages = estimator(name)(GroupRewards.of((0.0,) * 8, rows, states, rows, TABLE.bound))
+    advantages = load_estimator(name)(GroupRewards.from_rows((0.0,) * 8, rows, states, rows, TABLE.bound))
     spam, error = advantages[0], advantages[1][0]
     assert max(spam) <= error + LEAST
     assert fmean(spam) <= error + LEAST
@@ -130,7 +135,10 @@ def test_a_loss_that_is_put_off_weighs_less_under_a_discount_and_that_is_not_our
     """The counterexample of docs/specification.md: an error before a loss of 1, and one more error after it."""
     one, two = ((-0.1, 0.0), (0.0,)), ((-0.1, -0.1, 0.0), (0.0,))
     name = "return_to_go(discount=0.5)"
-    old, new = (estimator(name)(GroupRewards.of((-1.0, 0.0), rows, (), rows, TABLE.bound))[0][0] for rows in (one, two))
+    old, new = (
+        load_estimator(name)(GroupRewards.from_rows((-1.0, 0.0), rows, (), rows, TABLE.bound))[0][0]
+        for rows in (one, two)
+    )
     assert [old, new] == pytest.approx([-0.6, -0.45])
 
 
@@ -139,9 +147,9 @@ def test_an_exception_may_leave_a_state_that_nobody_shares_and_that_is_not_ours_
     one, two = ((0.0, -0.1), (0.0, 0.0)), ((0.0, -0.1, -0.1), (0.0, 0.0))
     here, there = (("a", "b"), ("a", "b")), (("a", "b", "c"), ("a", "b"))
     plain = "state_anchor(discount=1.0)"
-    old = estimator(plain)(GroupRewards.of((0.0, 1.0), one, here, one, TABLE.bound))[0][1]
-    new = estimator(plain)(GroupRewards.of((0.0, 1.0), two, there, two, TABLE.bound))[0][2]
-    outcome = estimator("outcome")(GroupRewards.of((0.0, 1.0), one))[0][1]
+    old = load_estimator(plain)(GroupRewards.from_rows((0.0, 1.0), one, here, one, TABLE.bound))[0][1]
+    new = load_estimator(plain)(GroupRewards.from_rows((0.0, 1.0), two, there, two, TABLE.bound))[0][2]
+    outcome = load_estimator("outcome")(GroupRewards.from_rows((0.0, 1.0), one))[0][1]
     assert [old - outcome, new - outcome] == pytest.approx([-1.2, -0.2])
 
 
@@ -153,7 +161,7 @@ def as_given(name: str) -> str:
 
 
 def without_given(group: GroupRewards) -> GroupRewards:
-    return group.each(lambda line: replace(line, reward=line.shaping))
+    return group.map_lines(lambda line: replace(line, reward=line.shaping))
 
 
 @pytest.mark.parametrize("name", AS_GIVEN)
@@ -163,11 +171,11 @@ def test_a_reward_that_arrives_as_given_is_added_as_it_is_whatever_others_of_the
     name: str, case: tuple[GroupRewards, GroupRewards, int, int]
 ) -> None:
     group, *_ = case
-    discount = 0.0 if name == "two_stream" else discount_of(name)
-    with_them, plain = estimator(as_given(name))(group), estimator(name)(without_given(group))
+    discount = 0.0 if name == "two_stream" else get_discount(name)
+    with_them, plain = load_estimator(as_given(name))(group), load_estimator(name)(without_given(group))
     for row, plain_row, given_L in zip(with_them, plain, group.given_G_L, strict=True):
         added = [a - b for a, b in zip(row, plain_row, strict=True)]
-        assert added == pytest.approx(list(to_go(given_L, discount)), abs=1e-5)
+        assert added == pytest.approx(list(compute_reward_to_go(given_L, discount)), abs=1e-5)
 
 
 @pytest.mark.parametrize("name", [*EXACT[1:], "state_anchor(discount=1.0)"])
@@ -179,8 +187,8 @@ def test_one_more_penalty_of_a_samplers_own_raises_no_penalised_lines_advantage_
     before, after, i, at = case
     rows = [[*row] for row in without_shaping(after, i, at).rewards_G_L]
     rows[i][at] = penalty
-    more = GroupRewards.of(after.outcomes_G, rows, after.states_G_L, (), after.bound)
-    old, new = (estimator(as_given(name))(group)[i] for group in (without_shaping(before, i, None), more))
+    more = GroupRewards.from_rows(after.outcomes_G, rows, after.states_G_L, (), after.shaping_bound)
+    old, new = (load_estimator(as_given(name))(group)[i] for group in (without_shaping(before, i, None), more))
     kept = (*new[:at], *new[at + 1 :])
     penalised = [b - a for a, b, g in zip(old, kept, before.given_G_L[i], strict=True) if g < 0]
     assert max(penalised, default=0.0) <= LEAST
@@ -189,14 +197,16 @@ def test_one_more_penalty_of_a_samplers_own_raises_no_penalised_lines_advantage_
 def without_shaping(group: GroupRewards, i: int, at: int | None) -> GroupRewards:
     """What was given alone, and nothing to line `at` of rollout `i`."""
     rows = [[0.0 if (j, n) == (i, at) else g for n, g in enumerate(row)] for j, row in enumerate(group.given_G_L)]
-    return GroupRewards.of(group.outcomes_G, rows, group.states_G_L, (), group.bound)
+    return GroupRewards.from_rows(group.outcomes_G, rows, group.states_G_L, (), group.shaping_bound)
 
 
 def test_compared_a_penalty_that_is_due_more_often_is_nearer_to_the_mean_and_as_given_it_is_what_it_is() -> None:
     once, often = ((-0.3, 0.0), (0.0,)), ((-0.3,) * 8, (0.0,))
-    first = [estimator("two_stream")(GroupRewards.of((0.0, 0.0), rows))[0][0] for rows in (once, often)]
+    first = [load_estimator("two_stream")(GroupRewards.from_rows((0.0, 0.0), rows))[0][0] for rows in (once, often)]
     assert first[0] < first[1] < 0
-    first = [estimator(as_given("two_stream"))(GroupRewards.of((0.0, 0.0), rows))[0][0] for rows in (once, often)]
+    first = [
+        load_estimator(as_given("two_stream"))(GroupRewards.from_rows((0.0, 0.0), rows))[0][0] for rows in (once, often)
+    ]
     assert first == [-0.3, -0.3]
 
 
@@ -207,7 +217,7 @@ PENALTIES = [
     "state_anchor(discount=1.0)",
     "merged_prefixes(by='states')",
     "merged_prefixes(form='difference')",
-    "repl_rl.credit.errors:spared",
+    "repl_rl.credit.advantage_estimators:two_stream_avoidable_errors",
     *map(as_given, AS_GIVEN),
 ]
 
@@ -218,14 +228,16 @@ def penalised(draw: st.DrawFn) -> GroupRewards:
     group, *_ = draw(one_error_more())
     penalty = st.sampled_from([0.0, 0.0, -0.1, -0.5, -3.0, -1e-9])
     rows = [[s + draw(penalty) for s in row] for row in group.shaping_G_L]
-    return GroupRewards.of(group.outcomes_G, rows, group.states_G_L, group.shaping_G_L, group.bound, group.states_G_L)
+    return GroupRewards.from_rows(
+        group.outcomes_G, rows, group.states_G_L, group.shaping_G_L, group.shaping_bound, group.states_G_L
+    )
 
 
 @pytest.mark.parametrize("name", PENALTIES)
 @settings(max_examples=150, deadline=None)
 @given(group=penalised())
 def test_rewards_that_are_all_at_most_0_raise_the_advantage_of_no_line(name: str, group: GroupRewards) -> None:
-    rows = zip(estimator(name)(group), estimator(name)(without_given(group)), strict=True)
+    rows = zip(load_estimator(name)(group), load_estimator(name)(without_given(group)), strict=True)
     raised_by = [a - b for with_them, without in rows for a, b in zip(with_them, without, strict=True)]
     assert max(raised_by, default=0.0) <= LEAST
 
@@ -234,7 +246,7 @@ def test_rewards_that_are_all_at_most_0_raise_the_advantage_of_no_line(name: str
 def test_many_small_penalties_beside_a_large_one_pay_nothing(name: str) -> None:
     """The case that was found: six lines given -0.1 beside one line given -0.5, in rollouts of equal outcome."""
     rows, states = ((-0.1,) * 6, (-0.5,)), (("s",) * 6, ("s",))
-    advantages = estimator(name)(GroupRewards.of((0.0, 0.0), rows, states, (), TABLE.bound, states))
+    advantages = load_estimator(name)(GroupRewards.from_rows((0.0, 0.0), rows, states, (), TABLE.bound, states))
     assert max(max(row) for row in advantages) <= 0
     if name not in ("outcome",):
         assert min(min(row) for row in advantages) < 0, "a penalty costs"
@@ -243,5 +255,5 @@ def test_many_small_penalties_beside_a_large_one_pay_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", ["two_stream", "process", "return_to_go", "state_anchor"])
 def test_rewards_of_which_none_is_below_0_are_compared_with_their_mean(name: str) -> None:
     states = (("s", "t"), ("s", "t"))
-    advantages = estimator(name)(GroupRewards.of((0.0, 0.0), ((0.5, 0.1), (0.1, 0.1)), states))
+    advantages = load_estimator(name)(GroupRewards.from_rows((0.0, 0.0), ((0.5, 0.1), (0.1, 0.1)), states))
     assert advantages[0][0] > 0 > advantages[1][0]

@@ -18,37 +18,37 @@ from repl_rl.errors import ConfigError
 from repl_rl.evaluation import (
     EvaluationFolder,
     Study,
-    TamperedSandbox,
+    TamperingSandbox,
     TaskResult,
-    bootstrap,
+    alter_text,
     compare,
-    evaluate,
-    mean_within,
+    compute_bootstrap_interval,
+    compute_bounded_mean_interval,
+    compute_sign_test,
+    compute_tampering_follow_rate,
     pass_at_k,
     play_all,
     read_study,
-    sign_test,
-    tamper,
-    tamper_followed,
+    run_evaluation,
     wilson,
     write_study,
 )
-from repl_rl.record.metrics import describe
-from repl_rl.record.trajectory import Failure, FailureKind, Sampled, Stop, Trajectory
-from repl_rl.rollout import Rollouts, RolloutThread
-from repl_rl.tasks import Split, Task, split_of
+from repl_rl.rollout import Rollouts, SyncRollouts
+from repl_rl.tasks import Split, Task, get_split
+from repl_rl.trajectory.trajectory import Failure, FailureKind, Sampled, Stop, Trajectory
+from repl_rl.trajectory.trajectory_metrics import compute_trajectory_metrics
 from tests.worlds import TASK, world
 
 
 def play(lines: list[str], altered: bool = False) -> list[Trajectory]:
     rollouts = world(lines)
     if altered:
-        rollouts = replace(rollouts, sandbox=TamperedSandbox(rollouts.sandbox))
+        rollouts = replace(rollouts, sandbox=TamperingSandbox(rollouts.sandbox))
     return asyncio.run(rollouts.collect([TASK]))
 
 
 def test_altered_output_differs_in_every_digit_and_letter_and_keeps_its_shape() -> None:
-    assert tamper("[160, -9]\n'abz'\n") == "[275, -1]\n'ecb'\n"
+    assert alter_text("[160, -9]\n'abz'\n") == "[275, -1]\n'ecb'\n"
 
 
 def test_a_console_is_altered_in_what_it_shows_and_not_in_what_it_computes() -> None:
@@ -58,17 +58,17 @@ def test_a_console_is_altered_in_what_it_shows_and_not_in_what_it_computes() -> 
 
 
 def test_an_answer_that_repeats_what_was_shown_follows_it() -> None:
-    assert tamper_followed(play(["6 * 7\n", "submit_final_answer(53)\n"], altered=True)) == 1.0
-    assert tamper_followed(play(["'ab'\n", "submit_final_answer('ec')\n"], altered=True)) == 1.0
+    assert compute_tampering_follow_rate(play(["6 * 7\n", "submit_final_answer(53)\n"], altered=True)) == 1.0
+    assert compute_tampering_follow_rate(play(["'ab'\n", "submit_final_answer('ec')\n"], altered=True)) == 1.0
 
 
 def test_an_answer_that_repeats_the_truth_does_not_follow() -> None:
-    assert tamper_followed(play(["6 * 7\n", "submit_final_answer(42)\n"], altered=True)) == 0.0
+    assert compute_tampering_follow_rate(play(["6 * 7\n", "submit_final_answer(42)\n"], altered=True)) == 0.0
 
 
 @pytest.mark.parametrize("lines", [["submit_final_answer(42)\n"], ["6 * 7\n", "submit_final_answer(6 * 7)\n"]])
 def test_without_an_output_or_a_literal_there_is_nothing_to_follow(lines: list[str]) -> None:
-    assert tamper_followed(play(lines, altered=True)) is None
+    assert compute_tampering_follow_rate(play(lines, altered=True)) is None
 
 
 HARD_LITERALS = ["-" * 9000 + "1", "[" * 9000, "+".join("1" * 3000), "0x" + "f" * 9000, "{[]: 1}", "{[]}"]
@@ -81,7 +81,7 @@ def test_a_submitted_text_that_python_can_hardly_read_is_no_literal(submitted: s
     line = replace(last.lines[-1], text=f"submit_final_answer({submitted})\n")
     altered = replace(last, lines=(*last.lines[:-1], line))
     segments = tuple(altered if segment is last else segment for segment in t.segments)
-    assert tamper_followed([replace(t, segments=segments)]) is None
+    assert compute_tampering_follow_rate([replace(t, segments=segments)]) is None
 
 
 def test_errors_are_shown_unaltered() -> None:
@@ -90,7 +90,9 @@ def test_errors_are_shown_unaltered() -> None:
 
 
 def test_rates_count_what_they_say() -> None:
-    figures = describe(play(["1/0\n", "# why\n", "print(1)\n", "print(1)\n", "submit_final_answer(42)\n"]))
+    figures = compute_trajectory_metrics(
+        play(["1/0\n", "# why\n", "print(1)\n", "print(1)\n", "submit_final_answer(42)\n"])
+    )
     assert figures["solve_rate"] == 1.0
     assert figures["line_error_rate"] == pytest.approx(1 / 5)
     assert figures["void_line_rate"] == pytest.approx(1 / 5)
@@ -100,7 +102,7 @@ def test_rates_count_what_they_say() -> None:
 
 
 def test_nothing_has_rates_of_nought() -> None:
-    assert set(describe([]).values()) == {0.0}
+    assert set(compute_trajectory_metrics([]).values()) == {0.0}
 
 
 def test_an_evaluation_tells_solve_rates_by_family() -> None:
@@ -108,8 +110,8 @@ def test_an_evaluation_tells_solve_rates_by_family() -> None:
         return nullcontext(world(["submit_final_answer(42)\n"]))
 
     tasks = [replace(TASK, id="a", family="easy"), replace(TASK, id="b", answer="7", family="hard")]
-    with RolloutThread(opener, {}) as source:
-        result = evaluate(source, tasks)
+    with SyncRollouts(opener, {}) as source:
+        result = run_evaluation(source, tasks)
     assert (result.solve_rate.value, result.greedy and result.greedy.value) == (0.5, 0.5)
     assert {name: part.solve_rate.value for name, part in result.families.items()} == {"easy": 1.0, "hard": 0.0}
     assert str(result) == "solved 50.0% at temperature 1, 50.0% greedy, 0.0% of lines in error"
@@ -142,14 +144,14 @@ def test_pass_at_k_is_the_share_of_all_choices_of_k_rollouts_with_a_right_one(
 @settings(max_examples=10)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=40))
 def test_a_bootstrap_holds_the_mean_and_repeats_exactly(values: list[float]) -> None:
-    interval = bootstrap(values)
-    assert interval == bootstrap(values)
+    interval = compute_bootstrap_interval(values)
+    assert interval == compute_bootstrap_interval(values)
     assert min(values) - 1e-9 <= interval.low <= interval.value <= interval.high <= max(values) + 1e-9
 
 
 def test_a_bootstrap_is_about_as_wide_as_the_normal_interval() -> None:
     values = [0.0] * 50 + [1.0] * 50
-    interval = bootstrap(values)
+    interval = compute_bootstrap_interval(values)
     assert interval.low == pytest.approx(0.402, abs=0.02)
     assert interval.high == pytest.approx(0.598, abs=0.02)
 
@@ -157,20 +159,20 @@ def test_a_bootstrap_is_about_as_wide_as_the_normal_interval() -> None:
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_tasks_that_are_solved_or_not_have_the_interval_of_wilson(value: float) -> None:
     values = [value] * 7 + [1.0] * 3
-    found, known = mean_within(values), wilson(round(sum(values)), 10)
+    found, known = compute_bounded_mean_interval(values), wilson(round(sum(values)), 10)
     assert (found.low, found.high) == pytest.approx((known.low, known.high))
 
 
 @pytest.mark.parametrize("value", [0.0, 0.25, 0.5, 1.0])
 def test_one_task_tells_little_about_its_family(value: float) -> None:
-    found = mean_within([value])
+    found = compute_bounded_mean_interval([value])
     assert found.value == value
     assert found.high - found.low > 0.5
 
 
 @given(st.lists(st.floats(-1, 1, allow_subnormal=False), min_size=1, max_size=60))
 def test_an_interval_holds_its_mean_stays_within_bounds_and_is_never_without_width(values: list[float]) -> None:
-    found = mean_within(values, -1.0)
+    found = compute_bounded_mean_interval(values, -1.0)
     assert -1 - 1e-9 <= found.low <= found.value <= found.high <= 1 + 1e-9
     assert found.high - found.low > 1e-3 or len(set(values)) > 1
 
@@ -181,19 +183,20 @@ def test_intervals_of_few_tasks_hold_the_true_mean_as_often_as_they_say(tasks: i
     held = 0
     for _ in range(400):
         rates = [draw.betavariate(1, 1) for _ in range(tasks)]
-        found = mean_within([sum(draw.random() < rate for _ in range(4)) / 4 for rate in rates])
+        found = compute_bounded_mean_interval([sum(draw.random() < rate for _ in range(4)) / 4 for rate in rates])
         held += found.low <= 0.5 <= found.high
     assert held / 400 >= 0.95
 
 
 def test_the_sign_test_gives_the_published_values() -> None:
-    assert sign_test(9, 1) == pytest.approx(22 / 1024)
-    assert sign_test(1, 9) == sign_test(9, 1)
-    assert sign_test(0, 0) == sign_test(3, 3) == 1.0
+    assert compute_sign_test(9, 1) == pytest.approx(22 / 1024)
+    assert compute_sign_test(1, 9) == compute_sign_test(9, 1)
+    assert compute_sign_test(0, 0) == compute_sign_test(3, 3) == 1.0
 
 
-@pytest.mark.parametrize("bad", [lambda: wilson(1, 0), lambda: pass_at_k(1, 2, 3), lambda: bootstrap([]),
-                                 lambda: sign_test(-1, 0), lambda: wilson(3, 2)])  # fmt: skip
+@pytest.mark.parametrize("bad", [lambda: wilson(1, 0), lambda: pass_at_k(1, 2, 3),
+                                 lambda: compute_bootstrap_interval([]),
+                                 lambda: compute_sign_test(-1, 0), lambda: wilson(3, 2)])  # fmt: skip
 def test_impossible_counts_are_refused(bad: object) -> None:
     assert callable(bad)
     with pytest.raises(ConfigError):
@@ -209,7 +212,7 @@ def test_a_comparison_pairs_tasks_and_tells_more_than_two_intervals() -> None:
     result = compare(study([*hard_for_both, *[1] * 10]), study([*hard_for_both, *[0] * 10]))
     assert result.difference.value == pytest.approx(1 / 9)
     assert result.difference.low > 0.03
-    assert (result.better, result.worse) == (10, 0)
+    assert (result.better_tasks, result.worse_tasks) == (10, 0)
     assert result.p_value == pytest.approx(2 / 1024)
     assert str(result).startswith("+11.1 points (")
     assert compare(study([1, 0]), study([1, 0])).difference.value == 0
@@ -258,7 +261,7 @@ def test_an_evaluation_that_goes_on_has_nothing_of_a_process_that_was_killed_whi
     play_all(TASKS[:3], Player(), folder=folder)
     left = tmp_path / "e" / "greedy" / ".000000.jsonl.gz.999999999.unfinished"
     left.touch()
-    with folder.held():
+    with folder.lock():
         assert not left.exists()
 
 
@@ -330,7 +333,7 @@ def test_a_file_that_is_a_test_set_is_played_as_a_whole(tmp_path: Path) -> None:
     questions = [{"id": str(n), "question": f"What is {n} + {n}?", "answer": 2 * n} for n in range(6)]
     file = tmp_path / "test.jsonl"
     file.write_text("".join(json.dumps(question) + "\n" for question in questions))
-    assert {split_of(str(question["question"])) for question in questions} == {Split.TRAIN, Split.HELD_OUT}
+    assert {get_split(str(question["question"])) for question in questions} == {Split.TRAIN, Split.HELD_OUT}
     flags = ("--tasks", str(file), "--split", "all", "--no-greedy", "--json", str(tmp_path / "figures.json"))
     assert main(["eval", "--engine", "transformers", "--sandbox", "unsafe", "--concurrency", "4", *flags]) == 0
     assert json.loads((tmp_path / "figures.json").read_text())["tasks"] == 6

@@ -12,19 +12,24 @@ from pathlib import Path
 import pytest
 
 from repl_rl.cli.train import TrainConfig
-from repl_rl.credit.advantages import estimator
-from repl_rl.credit.earnings import GroupRewards
+from repl_rl.credit.advantage_estimators import GroupRewards, load_estimator
 from repl_rl.engine import Transformers
-from repl_rl.machine.assets import asset
-from repl_rl.record.trajectory import Stop, Trajectory
 from repl_rl.samplers import load_sampler
-from repl_rl.settings.arguments import parse
+from repl_rl.settings.argument_parser import parse
+from repl_rl.trajectory.trajectory import Stop, Trajectory
+from repl_rl.utils.package_data import find_asset
 from tests.documents import PAGES, ROOT
 from tests.worlds import TASK, world
 
 EXAMPLES = ROOT / "examples"
 NAMES = ("custom_sampler", "custom_sandbox", "custom_estimator", "debug_one_rollout")
-PUBLIC = {"repl_rl", "repl_rl.sandbox", "repl_rl.sandbox.base", "repl_rl.sandbox.conformance", "repl_rl.record.setup"}
+PUBLIC = {
+    "repl_rl",
+    "repl_rl.sandbox",
+    "repl_rl.sandbox.base",
+    "repl_rl.sandbox.conformance",
+    "repl_rl.trajectory.trajectory",
+}
 """Modules that an example may import from."""
 
 
@@ -76,8 +81,8 @@ def test_the_sampler_pays_for_looking_and_stops_at_repeated_errors() -> None:
 @pytest.mark.usefixtures("importable")
 def test_the_estimator_is_the_outcome_above_the_mean_minus_the_penalty_of_an_error() -> None:
     rewards_G_L = ((0.0, -0.1), (0.0,), (-0.1,))
-    group = GroupRewards.of((1.0, 0.0, None), rewards_G_L, shaping_G_L=rewards_G_L)
-    blame_errors = estimator("custom_estimator:blame_errors(penalty=0.25)")
+    group = GroupRewards.from_rows((1.0, 0.0, None), rewards_G_L, shaping_G_L=rewards_G_L)
+    blame_errors = load_estimator("custom_estimator:blame_errors(penalty=0.25)")
     assert blame_errors(group) == ((0.5, 0.25), (-0.5,), (-0.25,))
 
 
@@ -140,6 +145,6 @@ def test_the_configurations_of_the_debugger_name_what_is_there() -> None:
     rollout = Path(by_name["Debug one rollout"]["program"].replace("${workspaceFolder}", str(ROOT)))
     assert rollout == EXAMPLES / "debug_one_rollout.py"
     verb, *flags = by_name["Train three steps"]["args"]
-    settings = parse(TrainConfig, verb, flags, presets=asset("presets"))
+    settings = parse(TrainConfig, verb, flags, presets=find_asset("presets"))
     assert (settings.engine, settings.concurrency, settings.trainer.steps) == (Transformers(), 1, 3)
     assert by_name["Current test file"]["args"][0] == "${file}"

@@ -14,13 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from repl_rl.cli import main
-from repl_rl.credit.credited import Credited, LineCredit
+from repl_rl.credit.credited_trajectory import CreditedTrajectory, LineCredit
 from repl_rl.errors import StoreError
-from repl_rl.machine.alone import OWNER
-from repl_rl.record.trajectory import Failure, FailureKind, Sampled, Stop, Trajectory
 from repl_rl.runs.store import Store, write_step
-from repl_rl.runs.store.table import COLUMNS, entry_of, open_table, row_of
+from repl_rl.runs.store.export_formats import COLUMNS, build_table_row, open_table, parse_table_row
 from repl_rl.tasks import Workspace
+from repl_rl.trajectory.trajectory import Failure, FailureKind, Sampled, Stop, Trajectory
+from repl_rl.utils.file_lock import OWNER
 from tests.documents import PAGES, blocks
 from tests.runs import calling, credit, rollout, run_folder
 from tests.test_store import HOSTILE, full
@@ -29,24 +29,24 @@ from tests.test_trajectory import trajectories, trajectory
 PLACES = ("out.parquet", "folder")
 
 
-def shapes() -> list[Credited]:
+def shapes() -> list[CreditedTrajectory]:
     """Trajectories of every kind that a store may hold."""
     failed = replace(trajectory(), id="failed", stop=Stop.FAULT, failure=Failure(FailureKind.SANDBOX_FAULT, HOSTILE))
     given = replace(rollout(1, "given", 1), id="given", workspace=Workspace(values={"limit": 40}))
     empty = replace(trajectory(), id="nothing was sampled")
     learned = rollout(2, "learned", 0)
     return [
-        Credited(full("\ud800")),
-        *map(Credited, (failed, given, empty, calling(learned))),
-        Credited(learned, credit(learned)),
+        CreditedTrajectory(full("\ud800")),
+        *map(CreditedTrajectory, (failed, given, empty, calling(learned))),
+        CreditedTrajectory(learned, credit(learned)),
     ]
 
 
 @given(trajectories(), st.booleans())
 def test_a_trajectory_comes_back_equal_out_of_its_row(t: Trajectory, credited: bool) -> None:
     credit_L = tuple(LineCredit(0.1, -0.2, tuple(p / 3 for p in one.logprobs)) for one in t.lines if credited)
-    entry = Credited(t, credit_L)
-    assert entry_of(row_of(entry), "row") == entry
+    entry = CreditedTrajectory(t, credit_L)
+    assert parse_table_row(build_table_row(entry), "row") == entry
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -167,9 +167,9 @@ def test_rows_may_be_chosen_and_columns_of_ones_own_are_told(
 
 @pytest.mark.parametrize("name", [name for name in COLUMNS if name not in ("record", "workspace")])
 def test_a_changed_column_is_refused_and_never_passed_over(name: str) -> None:
-    row = {**row_of(Credited(full())), name: ["other"]}
+    row = {**build_table_row(CreditedTrajectory(full())), name: ["other"]}
     with pytest.raises(StoreError, match=rf"row 3: column '{name}' is \['other'\], its record says .*not changed"):
-        entry_of(row, "table, row 3")
+        parse_table_row(row, "table, row 3")
 
 
 def _other_workspace(row: dict[str, object]) -> None:
@@ -187,10 +187,10 @@ def _no_workspace(row: dict[str, object]) -> None:
 def test_a_row_without_its_workspace_or_with_another_is_refused(
     damage: Callable[[dict[str, object]], None], told: str
 ) -> None:
-    row: dict[str, object] = dict(row_of(shapes()[2]))
+    row: dict[str, object] = dict(build_table_row(shapes()[2]))
     damage(row)
     with pytest.raises(StoreError, match=told):
-        entry_of(row, "row 1")
+        parse_table_row(row, "row 1")
 
 
 def _parts(folder: Path) -> Path:
@@ -254,7 +254,7 @@ def test_the_python_of_the_page_reads_a_table(
 
 def test_the_page_has_the_columns_of_the_code() -> None:
     table = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \|$", PAGES["docs/export.md"], re.MULTILINE)
-    assert table == [(name, column.kind, column.about) for name, column in COLUMNS.items()]
+    assert table == [(name, column.kind, column.description) for name, column in COLUMNS.items()]
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -287,12 +287,12 @@ def test_what_is_no_table_of_ours_is_not_replaced(
 def test_a_parquet_table_is_read_only_as_far_as_its_size_on_disk_explains(tmp_path: Path) -> None:
     pa, pq = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     played = rollout(0, "t", 0)
-    entry = Credited(replace(played, prompt=replace(played.prompt, text="x" * (4 << 20))), ())
-    rows = pa.table({name: [cell] * 10 for name, cell in row_of(entry).items()})
+    entry = CreditedTrajectory(replace(played, prompt=replace(played.prompt, text="x" * (4 << 20))), ())
+    rows = pa.table({name: [cell] * 10 for name, cell in build_table_row(entry).items()})
     # A dictionary holds the texts of all rows once.
     pq.write_table(rows, tmp_path / "t.parquet", dictionary_pagesize_limit=1 << 28)
     with open_table(tmp_path / "t.parquet") as table, pytest.raises(StoreError, match="it unpacks to more than"):
-        assert table.rows == len([*table.entries])
+        assert table.row_count == len([*table.entries])
 
 
 def test_a_parquet_table_that_unpacks_to_too_much_is_refused_before_a_row_is_read(tmp_path: Path) -> None:

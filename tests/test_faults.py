@@ -13,14 +13,14 @@ import pytest
 
 from repl_rl.engine import Chunk, EngineSession, Sampling, ScriptedEngine, Watch, open_engine
 from repl_rl.errors import EngineDied
-from repl_rl.machine.assets import asset
-from repl_rl.record.trajectory import LineStatus, Stop
 from repl_rl.rollout import ReplSampler, Rollouts
 from repl_rl.rollout.episode import Episode
-from repl_rl.rollout.limits import RolloutLimits
-from repl_rl.rollout.renderer import Renderer
-from repl_rl.sandbox import InProcessSandbox, Limits, PushResult, open_sandbox
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.rollout.token_renderer import Renderer
+from repl_rl.sandbox import InProcessSandbox, Limits, LineResult, open_sandbox
 from repl_rl.sandbox.inprocess import InProcessSession
+from repl_rl.trajectory.trajectory import LineStatus, Stop
+from repl_rl.utils.package_data import find_asset
 from tests.worlds import RENDERER, TASK, world
 
 LINES = ["x = 6\n", "x * 7\n", "submit_final_answer(42)\n"]
@@ -106,7 +106,7 @@ def test_what_a_call_sampled_that_the_wall_clock_cut_off_is_not_recorded() -> No
 
 @pytest.mark.heavy
 def test_a_killed_vllm_ends_the_step_with_engine_died() -> None:
-    folder = asset("policies/quickstart")
+    folder = find_asset("policies/quickstart")
 
     class Killing(ReplSampler):
         async def rollout(self, episode: Episode) -> None:
@@ -154,7 +154,7 @@ class StuckOnce(InProcessSandbox):
 
 
 class Stuck(InProcessSession):
-    async def push(self, line: str) -> PushResult:
+    async def push(self, line: str) -> LineResult:
         await asyncio.Event().wait()
         raise AssertionError
 

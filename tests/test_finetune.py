@@ -16,14 +16,14 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, PreTrainedModel, TrainerCallback
 
 from repl_rl.cli import main
-from repl_rl.coldstart.finetune import IGNORED, finetune, labelled, sft_args, trainer
-from repl_rl.coldstart.selection import FinetuneConfig, select
 from repl_rl.errors import ConfigError
-from repl_rl.machine.alone import OWNER
-from repl_rl.record.trajectory import Failure, FailureKind, Stop, Trajectory
-from repl_rl.rollout.renderer import Renderer
-from repl_rl.runs.store import read, write_step
-from repl_rl.tasks import Split, load_tasks, split_of
+from repl_rl.rollout.token_renderer import Renderer
+from repl_rl.runs.store import read_trajectories, write_step
+from repl_rl.sft.finetune import IGNORED, build_labelled_example, build_sft_args, build_trainer, run_finetuning
+from repl_rl.sft.select_rollouts import FinetuneConfig, select_best_rollouts
+from repl_rl.tasks import Split, get_split, load_tasks
+from repl_rl.trajectory.trajectory import Failure, FailureKind, Stop, Trajectory
+from repl_rl.utils.file_lock import OWNER
 from tests.conftest import overshooting_tokenizer
 from tests.trainer.policies import tiny_model
 from tests.worlds import TASK, world
@@ -49,7 +49,7 @@ def learned(example: Mapping[str, list[int]]) -> str:
 
 @pytest.mark.parametrize("trajectory", [RIGHT, RECOVERED, WRONG])
 def test_labels_are_the_loss_mask_and_ids_are_those_of_the_trajectory(trajectory: Trajectory) -> None:
-    example = labelled(trajectory, learn_errors=True)
+    example = build_labelled_example(trajectory, learn_errors=True)
     start = len(trajectory.prompt.token_ids)
     assert tuple(example["input_ids"]) == (*trajectory.prompt.token_ids, *trajectory.completion_ids)
     assert set(example["labels"][:start]) == {IGNORED}
@@ -60,15 +60,20 @@ def test_labels_are_the_loss_mask_and_ids_are_those_of_the_trajectory(trajectory
 
 
 def test_lines_in_error_are_context_unless_they_are_asked_for() -> None:
-    assert learned(labelled(RECOVERED)) == "6 * 7\nsubmit_final_answer(42)\n"
-    assert learned(labelled(RECOVERED, learn_errors=True)) == "y\n6 * 7\nsubmit_final_answer(42)\n"
-    assert labelled(RECOVERED)["input_ids"] == labelled(RECOVERED, learn_errors=True)["input_ids"]
+    assert learned(build_labelled_example(RECOVERED)) == "6 * 7\nsubmit_final_answer(42)\n"
+    assert learned(build_labelled_example(RECOVERED, learn_errors=True)) == "y\n6 * 7\nsubmit_final_answer(42)\n"
+    assert (
+        build_labelled_example(RECOVERED)["input_ids"]
+        == build_labelled_example(RECOVERED, learn_errors=True)["input_ids"]
+    )
 
 
 def test_the_mask_reaches_trls_loss_exactly(tmp_path: Path) -> None:
-    examples = [labelled(t) for t in (RIGHT, RECOVERED, WRONG)]
+    examples = [build_labelled_example(t) for t in (RIGHT, RECOVERED, WRONG)]
     model = AutoModelForCausalLM.from_pretrained(POLICY)
-    made = trainer(model, RENDERER.tokenizer, examples, sft_args(FinetuneConfig(batch_size=3), tmp_path, seed=0))
+    made = build_trainer(
+        model, RENDERER.tokenizer, examples, build_sft_args(FinetuneConfig(batch_size=3), tmp_path, seed=0)
+    )
     (batch,) = made.get_train_dataloader()
     ids_BT, labels_BT = batch["input_ids"], batch["labels"]
     rows = {tuple(e["labels"]): e["input_ids"] for e in examples}
@@ -92,7 +97,7 @@ def test_the_mask_reaches_trls_loss_exactly(tmp_path: Path) -> None:
 @pytest.mark.parametrize("micro_batch", [0, 1])
 def test_passes_of_a_step_add_up_to_the_mean_over_its_learned_tokens(micro_batch: int, tmp_path: Path) -> None:
     """Through all of the logits, once more."""
-    examples = [labelled(t) for t in (RIGHT, RECOVERED, WRONG)]
+    examples = [build_labelled_example(t) for t in (RIGHT, RECOVERED, WRONG)]
     model, start = (AutoModelForCausalLM.from_pretrained(POLICY) for _ in range(2))
     seen: dict[str, torch.Tensor] = {}
 
@@ -100,9 +105,9 @@ def test_passes_of_a_step_add_up_to_the_mean_over_its_learned_tokens(micro_batch
         def on_pre_optimizer_step(self, *args: object, **options: object) -> None:
             seen.update({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
 
-    args = sft_args(FinetuneConfig(steps=1, batch_size=3, micro_batch=micro_batch), tmp_path, seed=0)
+    args = build_sft_args(FinetuneConfig(steps=1, batch_size=3, micro_batch=micro_batch), tmp_path, seed=0)
     args.max_grad_norm = 1e9
-    made = trainer(model, RENDERER.tokenizer, examples, args, [Gradients()])
+    made = build_trainer(model, RENDERER.tokenizer, examples, args, [Gradients()])
     made.train()
     nats, count = torch.zeros(()), 0
     for example in examples:
@@ -120,12 +125,12 @@ def test_passes_of_a_step_add_up_to_the_mean_over_its_learned_tokens(micro_batch
 
 def test_no_gradient_comes_from_a_token_that_is_context(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(POLICY)
-    example = labelled(RIGHT)
+    example = build_labelled_example(RIGHT)
     only_context = {"input_ids": example["input_ids"], "labels": [IGNORED] * len(example["labels"])}
-    args = sft_args(FinetuneConfig(batch_size=2), tmp_path, seed=0)
+    args = build_sft_args(FinetuneConfig(batch_size=2), tmp_path, seed=0)
     gradients = []
     for examples in ([example], [example, only_context]):
-        made = trainer(model, RENDERER.tokenizer, examples, args)
+        made = build_trainer(model, RENDERER.tokenizer, examples, args)
         (batch,) = made.get_train_dataloader()
         model.zero_grad()
         torch.autograd.backward(made.compute_loss(model, dict(batch)))
@@ -137,7 +142,9 @@ def test_fine_tuning_learns_the_lines_and_leaves_a_whole_policy(tmp_path: Path) 
     losses: list[float] = []
     config = FinetuneConfig(steps=6, batch_size=4, micro_batch=2, learning_rate=3e-3, warmup_steps=0)
     out = tmp_path / "policy"
-    last = finetune(POLICY, RENDERER, [labelled(RIGHT)] * 4, out, config, 0, lambda _, loss: losses.append(loss))
+    last = run_finetuning(
+        POLICY, RENDERER, [build_labelled_example(RIGHT)] * 4, out, config, 0, lambda _, loss: losses.append(loss)
+    )
     assert len(losses) == 6
     assert losses[-1] == last < losses[0] / 2
     tuned = Renderer.from_folder(out)
@@ -153,7 +160,7 @@ def test_in_bfloat16_as_many_weights_move_as_in_float32(tmp_path: Path) -> None:
     def moved(dtype: Literal["float32", "bfloat16"]) -> float:
         """Share of the weights that three small steps change."""
         config = FinetuneConfig(steps=3, batch_size=2, learning_rate=1e-6, warmup_steps=0, dtype=dtype)
-        finetune(POLICY, RENDERER, [labelled(RIGHT)] * 2, tmp_path / dtype, config)
+        run_finetuning(POLICY, RENDERER, [build_labelled_example(RIGHT)] * 2, tmp_path / dtype, config)
         after = load_file(tmp_path / dtype / "model.safetensors")
         assert {weight.dtype for weight in after.values()} == {torch.float32}
         count = sum(int(weight.numel()) for weight in after.values())
@@ -165,10 +172,10 @@ def test_in_bfloat16_as_many_weights_move_as_in_float32(tmp_path: Path) -> None:
 
 def test_nothing_to_learn_and_too_long_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="examples is 0"):
-        finetune(POLICY, RENDERER, [], tmp_path / "o", FinetuneConfig())
+        run_finetuning(POLICY, RENDERER, [], tmp_path / "o", FinetuneConfig())
     long = {"input_ids": [1] * 2000, "labels": [1] * 2000}
     with pytest.raises(ConfigError, match="tokens of a trajectory is 2000; the policy's context has 1024 tokens"):
-        finetune(POLICY, RENDERER, [long], tmp_path / "o", FinetuneConfig())
+        run_finetuning(POLICY, RENDERER, [long], tmp_path / "o", FinetuneConfig())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -186,14 +193,16 @@ def forbidding_policy(folder: Path) -> PreTrainedModel:
 def test_fine_tuning_learns_the_renormalised_policy_and_saves_no_mask(tmp_path: Path) -> None:
     model = forbidding_policy(tmp_path / "base")
     (right,) = asyncio.run(world([*BLOCK, END], renderer=OVERSHOOTING).collect([TASK]))
-    example = labelled(right)
+    example = build_labelled_example(right)
     never = sorted(OVERSHOOTING.forbidden_ids)
     logits = model(torch.tensor([example["input_ids"]])).logits[0, :-1].detach()
     logits[:, never] = -torch.inf
     expected = cross_entropy(logits, torch.tensor(example["labels"][1:])).item()
     losses: list[float] = []
     config = FinetuneConfig(steps=2, batch_size=1, learning_rate=1e-2, warmup_steps=0)
-    finetune(tmp_path / "base", OVERSHOOTING, [example], tmp_path / "o", config, 0, lambda _, loss: losses.append(loss))
+    run_finetuning(
+        tmp_path / "base", OVERSHOOTING, [example], tmp_path / "o", config, 0, lambda _, loss: losses.append(loss)
+    )
     assert losses[0] == pytest.approx(expected, rel=1e-4)
     tuned = AutoModelForCausalLM.from_pretrained(tmp_path / "o")
     assert set(tuned.state_dict()) == set(model.state_dict())
@@ -206,14 +215,14 @@ def test_what_holds_a_forbidden_id_is_left_out_and_counted_or_refused_never_lear
     (rollout,) = asyncio.run(world(["".join(BLOCK), END], renderer=carrying).collect([TASK]))
     assert not OVERSHOOTING.forbidden_ids.isdisjoint(i for line in rollout.lines for i in line.token_ids)
     demonstration = replace(rollout, outcome=None)
-    assert len(select([demonstration]).kept) == 1
-    chosen = select([demonstration], 1, OVERSHOOTING.forbidden_ids)
-    assert chosen.kept == ()
-    assert chosen.left_out == {"writes an id that the policy never samples (--overshoot forbid)": 1}
+    assert len(select_best_rollouts([demonstration]).selected) == 1
+    chosen = select_best_rollouts([demonstration], 1, OVERSHOOTING.forbidden_ids)
+    assert chosen.selected == ()
+    assert chosen.rejected_counts == {"writes an id that the policy never samples (--overshoot forbid)": 1}
     forbidding_policy(tmp_path / "base")
-    example = labelled(demonstration, learn_errors=True)
+    example = build_labelled_example(demonstration, learn_errors=True)
     with pytest.raises(ConfigError, match="examples with forbidden ids to learn is 1; leave them out, or"):
-        finetune(tmp_path / "base", OVERSHOOTING, [example], tmp_path / "o", FinetuneConfig())
+        run_finetuning(tmp_path / "base", OVERSHOOTING, [example], tmp_path / "o", FinetuneConfig())
     assert not (tmp_path / "o").exists()
 
 
@@ -231,17 +240,17 @@ def test_of_own_rollouts_the_best_right_ones_of_each_task_are_kept_and_demonstra
     shown = replace(RIGHT, outcome=None)
     failed = replace(RIGHT, outcome=None, stop=Stop.FAULT, failure=Failure(FailureKind.SANDBOX_FAULT, "lost"))
     everything = [WRONG, RECOVERED, shown, RIGHT, other, short, failed]
-    chosen = select(everything)
-    assert chosen.kept == (shown, other, short)
-    assert chosen.left_out == {
+    chosen = select_best_rollouts(everything)
+    assert chosen.selected == (shown, other, short)
+    assert chosen.rejected_counts == {
         "did not solve its task": 1,
         "failed on our side, or empty": 1,
         "a better one of its task is kept": 2,
     }
-    assert select(everything, per_task=2).kept == (shown, RIGHT, other, short)
-    assert RECOVERED in select(everything, per_task=3).kept
+    assert select_best_rollouts(everything, per_task=2).selected == (shown, RIGHT, other, short)
+    assert RECOVERED in select_best_rollouts(everything, per_task=3).selected
     with pytest.raises(ConfigError, match="per_task is 0"):
-        select(everything, per_task=0)
+        select_best_rollouts(everything, per_task=0)
 
 
 def test_the_verb_learns_from_demonstrations_and_from_rollouts_of_training_tasks(
@@ -256,10 +265,10 @@ def test_the_verb_learns_from_demonstrations_and_from_rollouts_of_training_tasks
     assert "trajectories to learn from" in shown
     assert "step     2/2" in shown
     assert (out / "model.safetensors").is_file()
-    played = list(read(out / "rollouts"))
+    played = list(read_trajectories(out / "rollouts"))
     questions = {task.id: task.question for task in load_tasks("builtin:count", split="train", count=6)}
     assert len(played) == 12
-    assert {split_of(questions[t.task_id]) for t in played} == {Split.TRAIN}
+    assert {get_split(questions[t.task_id]) for t in played} == {Split.TRAIN}
     assert main(flags) == 2
     assert "it exists; name a new --out" in capsys.readouterr().err
 
@@ -290,7 +299,7 @@ def test_the_recipe_of_the_bundled_policy_runs_as_the_page_has_it(
         tiny = [fewer.get(before, word) for before, word in zip(["", *words], words, strict=False)]
         assert main(tiny) == 0, capsys.readouterr().err
     assert json.loads(Path("cold/transcripts.json").read_text())["kept"] == 40
-    assert len(list(read(Path("warm/trajectories")))) == 40
+    assert len(list(read_trajectories(Path("warm/trajectories")))) == 40
     losses = [float(loss) for loss in re.findall(r"loss (\S+) nats", capsys.readouterr().out)]
     assert losses[5] < losses[0]
     made = {file.name: file.stat().st_size for file in Path("policy").iterdir() if file.name != OWNER}

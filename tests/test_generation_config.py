@@ -7,12 +7,12 @@ import pytest
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from repl_rl.coldstart.finetune import finetune, labelled
-from repl_rl.coldstart.selection import FinetuneConfig
-from repl_rl.machine.foreign_models import copy_generation_config
-from repl_rl.origin import resolve
+from repl_rl.models.describe_load_error import copy_generation_config
+from repl_rl.models.resolve_model import resolve_model
+from repl_rl.sft.finetune import build_labelled_example, run_finetuning
+from repl_rl.sft.select_rollouts import FinetuneConfig
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.loop import fit
+from repl_rl.trainer.train_loop import run_training
 from tests.test_finetune import RENDERER, RIGHT
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 
@@ -46,7 +46,7 @@ def test_training_saves_the_model_with_its_settings(settings: dict[str, object],
     config = TrainerConfig(steps=2, prompts_per_step=2, group_size=4, warmup_steps=0, save_every=1, lora_rank=rank)
     tasks = [f"task {i}" for i in range(8)]
     sampled = SampledSource(AutoModelForCausalLM.from_pretrained(base))
-    final = fit(base, tiny_tokenizer(), tasks, sampled, config, tmp_path / "checkpoints", lambda *_: None)
+    final = run_training(base, tiny_tokenizer(), tasks, sampled, config, tmp_path / "checkpoints", lambda *_: None)
     assert generation(final).items() >= settings.items()
     assert AutoModelForCausalLM.from_pretrained(final).num_parameters() > 0
     weights = "adapter_model.safetensors" if rank else "model.safetensors"
@@ -56,7 +56,7 @@ def test_training_saves_the_model_with_its_settings(settings: dict[str, object],
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_fine_tuning_saves_the_model_with_its_settings(settings: dict[str, object], tmp_path: Path) -> None:
     base, out = model_with(settings, tmp_path / "base"), tmp_path / "out"
-    finetune(base, RENDERER, [labelled(RIGHT)] * 2, out, FinetuneConfig(steps=1))
+    run_finetuning(base, RENDERER, [build_labelled_example(RIGHT)] * 2, out, FinetuneConfig(steps=1))
     assert generation(out).items() >= settings.items()
 
 
@@ -65,7 +65,7 @@ def test_merged_adapters_keep_the_settings_of_their_base(settings: dict[str, obj
     base, mine = model_with(settings, tmp_path / "base"), tmp_path / "mine"
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(task_type="CAUSAL_LM"))
     model.save_pretrained(mine)
-    assert generation(resolve(str(mine), tmp_path / "models", lambda _: None).folder).items() >= settings.items()
+    assert generation(resolve_model(str(mine), tmp_path / "models", lambda _: None).folder).items() >= settings.items()
 
 
 def test_saved_settings_win_over_those_of_the_base(tmp_path: Path) -> None:

@@ -5,14 +5,14 @@ import subprocess
 import sys
 import weakref
 
-from repl_rl.machine.heap import rare_collections
+from repl_rl.utils.hardware import reduce_gc_frequency
 
 BLOCKS = """
 import ctypes, resource, sys
-from repl_rl.machine.heap import keep_freed
+from repl_rl.utils.hardware import retain_freed_memory
 
 if sys.argv[1] == "kept":
-    assert keep_freed()
+    assert retain_freed_memory()
 c = ctypes.CDLL(None)
 c.malloc.restype, c.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 c.free.restype, c.free.argtypes = None, [ctypes.c_void_p]
@@ -41,7 +41,7 @@ def test_freed_memory_is_used_again_without_asking_the_machine_for_it() -> None:
 
 
 def test_by_itself_the_c_library_gives_it_back() -> None:
-    """Else `keep_freed` would be there for nothing."""
+    """Else `retain_freed_memory` would be there for nothing."""
     assert _faults("as it comes") > 10_000
 
 
@@ -54,7 +54,7 @@ class _Knot:
 
 def test_with_rare_collections_what_was_there_before_is_not_walked_and_new_garbage_is_still_found() -> None:
     here, before = _Knot(), gc.get_threshold()
-    with rare_collections():
+    with reduce_gc_frequency():
         assert all(one is not here for one in gc.get_objects())
         assert gc.get_threshold() > before
         gone = weakref.ref(_Knot())
@@ -66,8 +66,8 @@ def test_with_rare_collections_what_was_there_before_is_not_walked_and_new_garba
 
 def test_rare_collections_within_others_end_with_the_outer_ones() -> None:
     before = gc.get_threshold()
-    with rare_collections():
-        with rare_collections():
+    with reduce_gc_frequency():
+        with reduce_gc_frequency():
             pass
         assert gc.get_threshold() > before
     assert gc.get_threshold() == before

@@ -10,20 +10,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repl_rl.credit.credited import Credited
+from repl_rl.credit.credited_trajectory import CreditedTrajectory
 from repl_rl.engine import ScriptedEngine
 from repl_rl.errors import ConfigError, InvariantError, UserCodeError
-from repl_rl.record.trajectory import HostCall, Observed, Sampled, Stop, Trajectory
 from repl_rl.rollout import ReplSampler, Rollouts
-from repl_rl.rollout.host import HostFunction, HostLimits, fits, host_function, split_names
-from repl_rl.rollout.host_record import SPENT, Recall
-from repl_rl.rollout.host_session import HostSession, Model
-from repl_rl.rollout.host_shipped import host_functions
-from repl_rl.rollout.limits import RolloutLimits
-from repl_rl.runs.replay import Cause, branch, open_replay, start_at, verify_all
+from repl_rl.rollout.host_functions import (
+    SPENT,
+    HostCallSession,
+    HostFunction,
+    HostLimits,
+    HostModel,
+    RecordedHostCalls,
+    host_function,
+    load_host_functions,
+    matches_schema,
+    split_names,
+)
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.runs.replay import DifferenceCause, branch, get_branch_point, open_replay, verify_all
 from repl_rl.runs.store import Store, write_step
-from repl_rl.runs.store.records import dump, parse
+from repl_rl.runs.store.trajectory_json import dump_record, parse_record
 from repl_rl.sandbox import InProcessSandbox, Sandbox, open_sandbox
+from repl_rl.trajectory.trajectory import HostCall, Observed, Sampled, Stop, Trajectory
 from tests.worlds import RENDERER, TASK
 
 
@@ -49,20 +57,20 @@ async def hangs(number: int) -> int:
     return number
 
 
-def ask(session: HostSession | Recall, name: str, *args: object, **kwargs: object) -> dict[str, object]:
+def ask(session: HostCallSession | RecordedHostCalls, name: str, *args: object, **kwargs: object) -> dict[str, object]:
     """What the console is told."""
     call = json.dumps({"name": name, "args": args, "kwargs": kwargs}).encode()
-    told: dict[str, object] = json.loads(asyncio.run(session.answer(call)))
+    told: dict[str, object] = json.loads(asyncio.run(session.answer_call(call)))
     return told
 
 
-def one(limits: HostLimits | None = None) -> HostSession:
-    return HostSession([host_function(double, limits)])
+def one(limits: HostLimits | None = None) -> HostCallSession:
+    return HostCallSession([host_function(double, limits)])
 
 
 def test_a_function_is_described_by_its_hints_and_its_docstring() -> None:
     made = host_function(double)
-    assert made.declared == "double(number: int, times: int = 2) -> int: Multiply."
+    assert made.declaration == "double(number: int, times: int = 2) -> int: Multiply."
 
 
 @pytest.mark.parametrize(
@@ -84,12 +92,12 @@ def test_an_error_of_the_function_is_told_in_a_few_words_and_recorded() -> None:
     told = str(ask(session, "double", 13)["error"])
     assert told.startswith("ValueError: unlucky")
     assert len(told) < 600
-    assert [(call.name, call.answer) for call in session.take()] == [("double", None)]
-    assert session.take() == ()
+    assert [(call.name, call.answer) for call in session.take_calls()] == [("double", None)]
+    assert session.take_calls() == ()
 
 
 def test_a_call_that_takes_too_long_is_given_up() -> None:
-    session = HostSession([host_function(hangs, HostLimits(seconds=0.05))])
+    session = HostCallSession([host_function(hangs, HostLimits(seconds=0.05))])
     assert ask(session, "hangs", 1)["error"] == "hangs() took longer than 0.05 s"
 
 
@@ -98,10 +106,10 @@ def test_calls_beyond_those_of_a_rollout_are_refused_and_a_flood_leaves_a_small_
 
     async def flood() -> None:
         for i in range(10_000):
-            await session.answer(json.dumps({"name": "double", "args": [i], "kwargs": {}}).encode())
+            await session.answer_call(json.dumps({"name": "double", "args": [i], "kwargs": {}}).encode())
 
     asyncio.run(flood())
-    made = session.take()
+    made = session.take_calls()
     assert [call.answer for call in made[:3]] == ["0", "2", "4"]
     assert len(made) <= 5
     assert all((call.error or "").endswith(SPENT) for call in made[3:])
@@ -115,23 +123,22 @@ def test_large_arguments_and_answers_are_refused() -> None:
 @given(st.binary(max_size=200))
 def test_rubbish_is_refused_and_recorded(call: bytes) -> None:
     session = one()
-    assert "error" in json.loads(asyncio.run(session.answer(call)))
-    assert len(session.take()) == 1
+    assert "error" in json.loads(asyncio.run(session.answer_call(call)))
+    assert len(session.take_calls()) == 1
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner), max_leaves=5))
 def test_a_value_fits_a_schema_without_a_type_and_only_its_own_type(value: object) -> None:
     kinds = ("string", "integer", "boolean", "array", "null")
-    assert fits(value, {})
-    assert sum(fits(value, {"type": kind}) for kind in kinds) == 1
+    assert matches_schema(value, {})
+    assert sum(matches_schema(value, {"type": kind}) for kind in kinds) == 1
 
 
 def test_unions_choices_and_items_are_read() -> None:
     union: Mapping[str, object] = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]}
-    assert [fits(value, union) for value in ("x", [1], ["x"], 3)] == [True, True, False, False]
-    assert [fits(value, {"type": "string", "enum": ["a"], "nullable": True}) for value in ("a", "b", None)] == [
-        True, False, True,
-    ]  # fmt: skip
+    assert [matches_schema(value, union) for value in ("x", [1], ["x"], 3)] == [True, True, False, False]
+    choice: Mapping[str, object] = {"type": "string", "enum": ["a"], "nullable": True}
+    assert [matches_schema(value, choice) for value in ("a", "b", None)] == [True, False, True]
 
 
 def test_functions_are_named_with_options() -> None:
@@ -139,8 +146,8 @@ def test_functions_are_named_with_options() -> None:
         "llm_query(train=True, calls=3)",
         "tests.test_host:double",
     )
-    query, own = host_functions("llm_query(train=True, calls=3),tests.test_host:double(seconds=2.5)")
-    assert (query.limits.calls, query.staged, own.limits.seconds) == (3, True, 2.5)
+    query, own = load_host_functions("llm_query(train=True, calls=3),tests.test_host:double(seconds=2.5)")
+    assert (query.limits.calls, query.is_staged, own.limits.seconds) == (3, True, 2.5)
 
 
 @pytest.mark.parametrize(
@@ -155,18 +162,18 @@ def test_functions_are_named_with_options() -> None:
 )  # fmt: skip
 def test_what_cannot_be_offered_is_refused_by_name(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        host_functions(text)
+        load_host_functions(text)
 
 
 def rollouts(sandbox: Sandbox, lines: list[str], *functions: HostFunction) -> Rollouts:
     return Rollouts(
-        replace(ScriptedEngine.from_text(lines, RENDERER.written), forbidden_ids=RENDERER.forbidden_ids),
+        replace(ScriptedEngine.from_text(lines, RENDERER.encode_as_sampled), forbidden_ids=RENDERER.forbidden_ids),
         sandbox,
         RENDERER,
         ReplSampler(),
         RolloutLimits(max_line_tokens=200),
         template="bare",
-        host=functions,
+        host_functions=functions,
     )
 
 
@@ -187,8 +194,8 @@ def test_a_rollout_calls_is_told_of_it_in_its_prompt_recorded_stored_replayed_an
                 (call.name, json.loads(call.arguments)["args"], call.answer) for e in t.executions for call in e.calls
             ]
             assert calls == [("double", [3], "6"), ("double", [13], None)]
-            assert parse(dump(Credited(t)), "here").trajectory == t
-            assert (await verify_all([t], sandbox)).score == 1.0
+            assert parse_record(dump_record(CreditedTrajectory(t)), "here").trajectory == t
+            assert (await verify_all([t], sandbox)).match_rate == 1.0
             await _differs(t, sandbox)
             await _branches(t, sandbox)
 
@@ -204,16 +211,16 @@ async def _differs(t: Trajectory, sandbox: Sandbox) -> None:
     changed = replace(first, execution=replace(first.execution, calls=(other,)))
     forged = replace(t, segments=(Sampled((changed,)), *rest))
     found = (await verify_all([forged], sandbox)).divergent
-    assert [v.difference.cause for v in found if v.difference] == [Cause.HOST]
+    assert [v.difference.cause for v in found if v.difference] == [DifferenceCause.HOST]
     async with open_replay(t, sandbox, 1) as replay:
-        assert (await replay.type("x")).result.text == "6\n"
-        assert "answered from a record" in (await replay.type("double(5)")).result.text
+        assert (await replay.run_typed("x")).result.text == "6\n"
+        assert "answered from a record" in (await replay.run_typed("double(5)")).result.text
 
 
 async def _branches(t: Trajectory, sandbox: Sandbox) -> None:
     lines = ["double(x)\n", "submit_final_answer(x)\n"]
-    known = await branch(rollouts(sandbox, lines, host_function(double)), start_at(t, 1), TASK, 1)
-    absent = await branch(rollouts(sandbox, lines), start_at(t, 1), TASK, 1)
+    known = await branch(rollouts(sandbox, lines, host_function(double)), get_branch_point(t, 1), TASK, 1)
+    absent = await branch(rollouts(sandbox, lines), get_branch_point(t, 1), TASK, 1)
     shown = [segment.text for b in (known, absent) if isinstance(segment := b.trajectories[0].segments[3], Observed)]
     assert shown[0] == "12\n>>> "
     assert ": double() was recorded and is not there" in shown[1]
@@ -221,10 +228,10 @@ async def _branches(t: Trajectory, sandbox: Sandbox) -> None:
 
 
 def test_a_record_answers_calls_in_any_order_once_each() -> None:
-    recall = Recall({"double": ""})
-    recall.expect([HostCall("double", json.dumps({"args": [n], "kwargs": {}}), str(2 * n)) for n in (1, 2)])
+    recall = RecordedHostCalls({"double": ""})
+    recall.expect_calls([HostCall("double", json.dumps({"args": [n], "kwargs": {}}), str(2 * n)) for n in (1, 2)])
     assert [ask(recall, "double", n).get("answer") for n in (2, 1, 1)] == [4, 2, None]
-    assert "called: double" in recall.differs
+    assert "called: double" in recall.difference
 
 
 def test_a_sandbox_without_a_channel_is_refused_by_name() -> None:
@@ -243,7 +250,7 @@ def test_the_policy_is_asked_by_a_line_and_what_it_says_is_recorded_and_masked()
     async def main() -> None:
         async with open_sandbox("unsafe", warm=0) as sandbox:
             world = rollouts(
-                sandbox, ["x = llm_query('hm')\n", "submit_final_answer(x)\n"], *host_functions("llm_query")
+                sandbox, ["x = llm_query('hm')\n", "submit_final_answer(x)\n"], *load_host_functions("llm_query")
             )
             t = (await world.collect([TASK]))[0]
             (child,) = t.children
@@ -251,7 +258,7 @@ def test_the_policy_is_asked_by_a_line_and_what_it_says_is_recorded_and_masked()
             assert t.answer == child.lines[0].text.removesuffix("\n") == "x = llm_query('hm')"
             (call,) = (call for e in t.executions for call in e.calls)
             assert (call.child, call.trained) == (child.id, False)
-            assert parse(dump(Credited(t)), "here").trajectory == t
+            assert parse_record(dump_record(CreditedTrajectory(t)), "here").trajectory == t
 
     asyncio.run(main())
 
@@ -260,8 +267,8 @@ def test_another_model_is_asked_where_one_is_named() -> None:
     async def main() -> None:
         async with open_sandbox("unsafe", warm=0) as sandbox:
             lines = ["submit_final_answer(llm_query('hm'))\n"]
-            world = rollouts(sandbox, lines, *host_functions("llm_query(model='other')"))
-            other = Model(ScriptedEngine.from_text(["hello\n"], RENDERER.written), RENDERER)
+            world = rollouts(sandbox, lines, *load_host_functions("llm_query(model='other')"))
+            other = HostModel(ScriptedEngine.from_text(["hello\n"], RENDERER.encode_as_sampled), RENDERER)
             t = (await replace(world, host_models={"other": other}).collect([TASK]))[0]
             assert t.answer == "hello"
 
@@ -272,7 +279,7 @@ def test_a_rollout_within_a_rollout_has_a_console_of_its_own_and_ends_at_its_dep
     async def main() -> None:
         async with open_sandbox("unsafe", warm=0) as sandbox:
             lines = ["try: y = rollout('again?')\n", "except NameError: y = 0\n", "\n", "submit_final_answer(y)\n"]
-            world = replace(rollouts(sandbox, lines, *host_functions("rollout(depth=2)")), concurrency=1)
+            world = replace(rollouts(sandbox, lines, *load_host_functions("rollout(depth=2)")), concurrency=1)
             t = (await world.collect([TASK]))[0]
             (child,) = t.children
             (grandchild,) = child.children
@@ -281,6 +288,6 @@ def test_a_rollout_within_a_rollout_has_a_console_of_its_own_and_ends_at_its_dep
             assert (child.outcome, t.outcome is not None) == (None, True)
             store = Store(write_step(tmp_path, 1, [t]))
             assert [store[each.id].trajectory for each in (t, child, grandchild)] == [t, child, grandchild]
-            assert (await verify_all([t, child], sandbox)).score == 1.0
+            assert (await verify_all([t, child], sandbox)).match_rate == 1.0
 
     asyncio.run(main())

@@ -18,11 +18,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repl_rl.cli import main
-from repl_rl.engine import ENGINES, EngineKind
+from repl_rl.engine import ENGINES, EngineConfig
 from repl_rl.engine.base import Engine
-from repl_rl.engine.options import Opening
+from repl_rl.engine.config import EngineOptions
 from repl_rl.errors import ConfigError, UserCodeError
-from repl_rl.judges import JudgeLimits, JudgeProcesses, check_judges, find_judge, grade, graded, parse_number
+from repl_rl.judges import (
+    JudgeLimits,
+    JudgeProcesses,
+    check_judges,
+    find_judge,
+    grade_answer,
+    grade_async,
+    parse_number,
+)
 from repl_rl.sandbox import InProcessSandbox
 from repl_rl.tasks import Task, load_tasks
 
@@ -44,60 +52,60 @@ def task(answer: str, judge: str = "exact") -> Task:
 
 @pytest.mark.parametrize("answer", ["abc", " abc\n", "'abc'", '"abc"', " 'abc' "])
 def test_exact_strips_space_and_one_pair_of_quotes(answer: str) -> None:
-    assert grade(task("abc"), answer) == 1.0
+    assert grade_answer(task("abc"), answer) == 1.0
 
 
 @pytest.mark.parametrize("answer", ["", "ABC", "ab c", "abc.", "''abc''", "'abc\"", "'abc", "'"])
 def test_exact_refuses_everything_else(answer: str) -> None:
-    assert grade(task("abc"), answer) == 0.0
+    assert grade_answer(task("abc"), answer) == 0.0
 
 
 def test_an_integer_and_its_text_are_one_answer() -> None:
-    assert grade(task("160"), str(160)) == 1.0
-    assert grade(task("[1, 2]"), str([1, 2])) == 1.0
+    assert grade_answer(task("160"), str(160)) == 1.0
+    assert grade_answer(task("[1, 2]"), str([1, 2])) == 1.0
 
 
 @pytest.mark.parametrize("judge", ["exact", "numeric"])
 def test_no_answer_is_worth_nothing(judge: str) -> None:
-    assert grade(task("0", judge), None) == 0.0
-    assert grade(task("0", judge), "") == 0.0
+    assert grade_answer(task("0", judge), None) == 0.0
+    assert grade_answer(task("0", judge), "") == 0.0
 
 
 @pytest.mark.parametrize("answer", ["1234.5", "1,234.5", "$1,234.50", "+1234.5", "12345e-1", "2469/2", "'1234.5'"])
 def test_numeric_reads_the_usual_spellings(answer: str) -> None:
-    assert grade(task("1,234.5", "numeric"), answer) == 1.0
+    assert grade_answer(task("1,234.5", "numeric"), answer) == 1.0
 
 
 @pytest.mark.parametrize("answer", ["1234", "-1234.5", "12,34.5", "1234.5 eggs", "nan", "inf", "1_234.5", "0x4d2", "."])
 def test_numeric_refuses_other_numbers_and_no_numbers(answer: str) -> None:
-    assert grade(task("1234.5", "numeric"), answer) == 0.0
+    assert grade_answer(task("1234.5", "numeric"), answer) == 0.0
 
 
 def test_numeric_forgives_the_last_bits_of_a_float_and_no_more() -> None:
-    assert grade(task("0.3", "numeric"), repr(0.1 + 0.2)) == 1.0
-    assert grade(task("1/3", "numeric"), repr(1 / 3)) == 1.0
-    assert grade(task("0.3", "numeric"), "0.3001") == 0.0
-    assert grade(task("0", "numeric"), "-0.0") == 1.0
+    assert grade_answer(task("0.3", "numeric"), repr(0.1 + 0.2)) == 1.0
+    assert grade_answer(task("1/3", "numeric"), repr(1 / 3)) == 1.0
+    assert grade_answer(task("0.3", "numeric"), "0.3001") == 0.0
+    assert grade_answer(task("0", "numeric"), "-0.0") == 1.0
 
 
 def test_numeric_compares_whole_numbers_and_fractions_exactly() -> None:
-    assert grade(task("123456789012", "numeric"), "123456789013") == 0.0
-    assert grade(task("123456789012", "numeric"), "123456789012.00001") == 1.0
-    assert grade(task("1/3", "numeric"), "2/6") == 1.0
-    assert grade(task("1/1000000000001", "numeric"), "1/1000000000000") == 0.0
-    assert grade(task(str(2**300), "numeric"), str(2**300)) == 1.0
+    assert grade_answer(task("123456789012", "numeric"), "123456789013") == 0.0
+    assert grade_answer(task("123456789012", "numeric"), "123456789012.00001") == 1.0
+    assert grade_answer(task("1/3", "numeric"), "2/6") == 1.0
+    assert grade_answer(task("1/1000000000001", "numeric"), "1/1000000000000") == 0.0
+    assert grade_answer(task(str(2**300), "numeric"), str(2**300)) == 1.0
 
 
 def test_numeric_needs_a_reference_that_is_a_number() -> None:
     with pytest.raises(ConfigError, match="answer of task t is 'many'; the numeric judge needs a number"):
-        grade(task("many", "numeric"), "1")
+        grade_answer(task("many", "numeric"), "1")
 
 
 @pytest.mark.parametrize("judge", ["exact", "numeric"])
 @pytest.mark.parametrize("bomb", BOMBS, ids=[bomb[:8] for bomb in BOMBS])
 def test_a_bomb_is_wrong_at_once(judge: str, bomb: str) -> None:
     before = time.process_time()
-    assert grade(task("1", judge), bomb) == 0.0
+    assert grade_answer(task("1", judge), bomb) == 0.0
     assert time.process_time() - before < 0.5
 
 
@@ -109,7 +117,7 @@ def test_parse_number_reads_back_every_fraction(value: Fraction) -> None:
 @given(st.text(max_size=80))
 def test_no_text_makes_a_judge_raise(answer: str) -> None:
     for judge in ("exact", "numeric"):
-        assert grade(task("1", judge), answer) in (0.0, 1.0)
+        assert grade_answer(task("1", judge), answer) in (0.0, 1.0)
 
 
 def test_an_unknown_judge_is_refused_by_name() -> None:
@@ -133,14 +141,14 @@ def test_a_judge_of_the_user_is_called_and_its_errors_are_its_own(
     )
     (tmp_path / "users_bad_module.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert grade(task("a", "users_judges:half"), "a") == 0.5
-    assert grade(task("a", "users_judges:half"), "b") == 0.0
-    assert grade(task("a", "users_judges:broken"), None) == 0.0
+    assert grade_answer(task("a", "users_judges:half"), "a") == 0.5
+    assert grade_answer(task("a", "users_judges:half"), "b") == 0.0
+    assert grade_answer(task("a", "users_judges:broken"), None) == 0.0
     with pytest.raises(UserCodeError, match="judge users_judges:broken: on task t it raised ZeroDivisionError"):
-        grade(task("a", "users_judges:broken"), "a")
+        grade_answer(task("a", "users_judges:broken"), "a")
     for name in ("vague", "endless"):
         with pytest.raises(UserCodeError, match=f"judge users_judges:{name}: on task t it returned .* return a finite"):
-            grade(task("a", f"users_judges:{name}"), "a")
+            grade_answer(task("a", f"users_judges:{name}"), "a")
     with pytest.raises(UserCodeError, match=r"judge users_bad_module:f: importing .* raised ZeroDivisionError"):
         find_judge("users_bad_module:f")
 
@@ -216,7 +224,7 @@ def test_an_overrun_is_told_once_an_answer(processes: JudgeProcesses, caplog: py
 @pytest.mark.parametrize("bomb", ["9" * 10_000_000, "(" * 1_000_000], ids=["digits", "brackets"])
 def test_a_huge_answer_is_wrong_at_once_under_every_judge(judge: str, bomb: str) -> None:
     before = time.process_time()
-    assert grade(task("1", judge), bomb) == 0.0
+    assert grade_answer(task("1", judge), bomb) == 0.0
     assert time.process_time() - before < 0.5
 
 
@@ -304,21 +312,21 @@ def test_a_reference_of_a_data_set_is_checked(tmp_path: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Unopened(EngineKind):
+class Unopened(EngineConfig):
     """Engine that must not be opened."""
 
     kind: ClassVar[str] = "unopened"
     about: ClassVar[str] = "of these tests"
 
-    def open(self, opening: Opening) -> AbstractAsyncContextManager[Engine]:
+    def open(self, opening: EngineOptions) -> AbstractAsyncContextManager[Engine]:
         raise AssertionError("it was opened")
 
 
 @pytest.fixture
 def unopened() -> Iterator[str]:
-    ENGINES.add(Unopened)
+    ENGINES.register(Unopened)
     yield Unopened.kind
-    del ENGINES.kinds[Unopened.kind]
+    del ENGINES.entries[Unopened.kind]
 
 
 @pytest.mark.parametrize("verb", [["train", "--name", "n"], ["eval"], ["rollout"], ["sft", "--samples", "2"]])
@@ -369,20 +377,20 @@ DOCTESTS = ">>> f(2)\n4\n>>> for n in range(2):\n...     print(f(n))\n0\n1\n"
 def test_a_program_is_right_when_its_own_console_prints_what_every_test_expects(
     tests: str, program: str, value: float
 ) -> None:
-    assert asyncio.run(graded(task(tests, "tests"), program, InProcessSandbox())) == value
+    assert asyncio.run(grade_async(task(tests, "tests"), program, InProcessSandbox())) == value
 
 
 def test_without_a_sandbox_the_tests_run_in_a_local_one_even_inside_an_event_loop() -> None:
     async def inside() -> tuple[float, float]:
         right, wrong = "def f(x): return x * x", "import os; os.kill(os.getpid(), 9)"
-        return await graded(task(DOCTESTS, "tests"), right), grade(task(DOCTESTS, "tests"), wrong)
+        return await grade_async(task(DOCTESTS, "tests"), right), grade_answer(task(DOCTESTS, "tests"), wrong)
 
     assert asyncio.run(inside()) == (1.0, 0.0)
 
 
 def test_a_task_without_tests_is_refused() -> None:
     with pytest.raises(ConfigError, match="answer of task t is ' '; give tests"):
-        asyncio.run(graded(task(" ", "tests"), "x = 1", InProcessSandbox()))
+        asyncio.run(grade_async(task(" ", "tests"), "x = 1", InProcessSandbox()))
 
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "gsm8k" / "test.jsonl"
@@ -421,11 +429,11 @@ def test_every_reference_answer_of_gsm8k_is_right_and_200_perturbed_ones_are_wro
     tasks = load_tasks(f"gsm8k:{gsm8k(tmp_path)}")
     assert len(tasks) == 1319
     assert {t.judge for t in tasks} == {"numeric"}
-    assert sum(grade(t, t.answer) for t in tasks) == 1319
-    assert sum(grade(t, str(int(t.answer.replace(",", "")))) for t in tasks) == 1319
+    assert sum(grade_answer(t, t.answer) for t in tasks) == 1319
+    assert sum(grade_answer(t, str(int(t.answer.replace(",", "")))) for t in tasks) == 1319
     rng = random.Random(200)
     wrong = [(t, perturbed(t.answer, n % 8, rng)) for n, t in enumerate(rng.sample(tasks, 200))]
-    assert [(t.answer, answer) for t, answer in wrong if grade(t, answer) != 0.0] == []
+    assert [(t.answer, answer) for t, answer in wrong if grade_answer(t, answer) != 0.0] == []
 
 
 @pytest.mark.heavy

@@ -19,12 +19,12 @@ pytestmark = pytest.mark.heavy
 CELL = """
 from dataclasses import replace
 
-from repl_rl import RolloutThread, ScriptedEngine, TrajectoryPlayer, World
+from repl_rl import SyncRollouts, ScriptedEngine, TrajectoryPlayer, RolloutConfig
 from tests.runs import HOSTILE, rollout
 
-setup = World(engine="transformers", concurrency=4)
-(task,) = setup.drawn("train", 1)
-source = RolloutThread(setup.rollouts, {task.id: task}).__enter__()
+setup = RolloutConfig(engine="transformers", concurrency=4)
+(task,) = setup.draw_tasks("train", 1)
+source = SyncRollouts(setup.open_rollouts, {task.id: task}).__enter__()
 world = source.rollouts
 lines = ["x = 6\\n", "x * 6\\n", "submit_final_answer(x * 6)\\n"]
 scripted = replace(world, engine=ScriptedEngine.from_text(lines, world.renderer.encode))

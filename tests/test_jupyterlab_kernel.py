@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.sandbox import jupyter as kernelspec
+from repl_rl.sandbox import jupyter_backend as kernelspec
 from tests.chromium import SHIFT, Tab, chromium
 from tests.test_jupyterlab import jupyter
 
@@ -46,7 +46,7 @@ def shows(cell: int, words: str, kind: str = "") -> str:
 
 def test_in_jupyterlab_cells_run_are_interrupted_ask_and_stop_at_an_error(tmp_path: Path) -> None:
     written(tmp_path)
-    kernelspec.install(tmp_path / ".data")
+    kernelspec.install_kernelspec(tmp_path / ".data")
     with jupyter(tmp_path, "jupyterlab") as address, chromium(offline=False) as tab:
         tab.open(address)
         tab.wait("globalThis.jupyterapp?.shell.currentWidget?.sessionContext", 90)

@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from repl_rl.cli.rollout import transcript
-from repl_rl.credit.credited import Credited
+from repl_rl.cli.rollout import format_transcript
+from repl_rl.credit.credited_trajectory import CreditedTrajectory
 from repl_rl.engine import ScriptedEngine
 from repl_rl.errors import ConfigError
 from repl_rl.lab.loop import batch_of
-from repl_rl.record.trajectory import LineEnd, LineStatus, Observed, Stop, Trajectory
 from repl_rl.rollout import ReplSampler, RolloutSampler
 from repl_rl.rollout.episode import Episode
-from repl_rl.runs.replay import branch, open_replay, start_at, verify
+from repl_rl.runs.replay import branch, get_branch_point, open_replay, verify_trajectory
 from repl_rl.runs.store import to_text
-from repl_rl.runs.store.records import dump, parse
+from repl_rl.runs.store.trajectory_json import dump_record, parse_record
 from repl_rl.sandbox.inprocess import InProcessSandbox
+from repl_rl.trajectory.trajectory import LineEnd, LineStatus, Observed, Stop, Trajectory
 from tests.worlds import RENDERER, TASK, world
 
 END = min(RENDERER.eos_ids)
@@ -25,7 +25,11 @@ END = min(RENDERER.eos_ids)
 
 def played(lines: Sequence[str], sampler: RolloutSampler | None = None) -> Trajectory:
     """A rollout of a policy that writes `lines` and then the end token; what it would write after that is an error."""
-    ids = [*(i for line in lines for i in RENDERER.written(line)), END, *RENDERER.written("1/0\n") * 50]
+    ids = [
+        *(i for line in lines for i in RENDERER.encode_as_sampled(line)),
+        END,
+        *RENDERER.encode_as_sampled("1/0\n") * 50,
+    ]
     rollouts = replace(world([], sampler), engine=ScriptedEngine([ids]))
     return asyncio.run(rollouts.collect([TASK]))[0]
 
@@ -93,21 +97,21 @@ ENDINGS = [["x = 6 * 7\n", "submit_final_answer(x)"], ["print('>>> ', end='')"],
 @pytest.mark.parametrize("lines", ENDINGS)
 def test_it_is_verified_stored_and_shown_like_any_other_line(lines: list[str]) -> None:
     t = played(lines)
-    found = asyncio.run(verify(t, InProcessSandbox()))
-    assert (found.lines, found.difference, found.skipped) == (len(lines), None, "")
-    assert parse(dump(Credited(t, ())), "here").trajectory == t
+    found = asyncio.run(verify_trajectory(t, InProcessSandbox()))
+    assert (found.lines, found.difference, found.skip_reason) == (len(lines), None, "")
+    assert parse_record(dump_record(CreditedTrajectory(t, ())), "here").trajectory == t
     assert f"{lines[-1]}\n" in to_text(t)
-    assert f"{lines[-1]}\n" in transcript(t).plain
+    assert f"{lines[-1]}\n" in format_transcript(t).plain
 
 
 @pytest.mark.parametrize("lines", ENDINGS)
 def test_nothing_goes_on_after_it_and_a_branch_before_it_runs_it_again(lines: list[str]) -> None:
     t = played(lines)
     with pytest.raises(ConfigError, match="ended with that line"):
-        start_at(t, len(t.lines))
-    ids = [*RENDERER.written(lines[-1]), END]
+        get_branch_point(t, len(t.lines))
+    ids = [*RENDERER.encode_as_sampled(lines[-1]), END]
     rollouts = replace(world([], ReplSampler()), engine=ScriptedEngine([ids]))
-    (again,) = asyncio.run(branch(rollouts, start_at(t, len(t.lines) - 1), TASK, 1)).trajectories
+    (again,) = asyncio.run(branch(rollouts, get_branch_point(t, len(t.lines) - 1), TASK, 1)).trajectories
     assert (again.completion_ids, again.stop, again.outcome) == (t.completion_ids, t.stop, t.outcome)
 
 
@@ -116,7 +120,7 @@ def test_a_line_typed_after_a_replay_does_not_continue_it() -> None:
 
     async def work() -> str:
         async with open_replay(t, InProcessSandbox(), 1) as replay:
-            return (await replay.type("x")).shown.text
+            return (await replay.run_typed("x")).shown.text
 
     assert asyncio.run(work()) == "42\n>>> "
 
@@ -136,7 +140,7 @@ def test_all_samplers_that_loop_over_lines_are_given_it() -> None:
 def test_a_turn_that_is_pushed_runs_to_its_end() -> None:
     class Turns(RolloutSampler):
         async def rollout(self, episode: Episode) -> None:
-            await episode.push(await episode.turn())
+            await episode.push(await episode.sample_turn())
 
     t = played(["for i in range(2):\n    i"], Turns())
     assert last(t)[2] == ("for i in range(2):", "    i", "")

@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repl_rl.engine import Engine, Sampling
-from repl_rl.engine.lasting import MOST_DEATHS, LastingEngine, lasting
-from repl_rl.engine.mortal import Lives, MortalEngine
-from repl_rl.errors import BrokenDown, EngineDied, EngineError
-from repl_rl.evaluation import Study, evaluate
-from repl_rl.record.trajectory import Trajectory
-from repl_rl.rollout import ReplSampler, Rollouts, RolloutThread
+from repl_rl.engine.restarting_engine import MOST_DEATHS, RestartingEngine, open_restarting_engine
+from repl_rl.engine.scripted_engine import FaultyEngine, FaultyEngineSequence
+from repl_rl.errors import EngineDied, EngineError, UnrecoverableError
+from repl_rl.evaluation import Study, run_evaluation
+from repl_rl.rollout import ReplSampler, Rollouts, SyncRollouts
 from repl_rl.rollout.episode import Episode
 from repl_rl.tasks import Task
+from repl_rl.trajectory.trajectory import Trajectory
 from tests.worlds import RENDERER, TASK, world
 
 SCRIPTS = [
@@ -49,16 +49,16 @@ class Told(ReplSampler):
         self.ended.append((rollout, result))
 
 
-def engines(chunks: Sequence[int]) -> Lives:
+def engines(chunks: Sequence[int]) -> FaultyEngineSequence:
     """Engines with these lives. Each gives its own log probability, so that one sees who sampled a token."""
-    lives: Lives
+    lives: FaultyEngineSequence
 
-    def make() -> MortalEngine:
-        ids = [[i for line in script for i in RENDERER.written(line)] for script in SCRIPTS]
-        logprob = -0.5 / (1 + len(lives.opened))
-        return MortalEngine(ids, logprob=logprob, forbidden_ids=RENDERER.forbidden_ids)
+    def make() -> FaultyEngine:
+        ids = [[i for line in script for i in RENDERER.encode_as_sampled(line)] for script in SCRIPTS]
+        logprob = -0.5 / (1 + len(lives.engines))
+        return FaultyEngine(ids, logprob=logprob, forbidden_ids=RENDERER.forbidden_ids)
 
-    lives = Lives(make, chunks)
+    lives = FaultyEngineSequence(make, chunks)
     return lives
 
 
@@ -69,7 +69,7 @@ class Step:
     trajectories: Sequence[Trajectory]
     sampler: Told
     rollouts: Rollouts
-    lives: Lives
+    lives: FaultyEngineSequence
     faults: Mapping[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -85,12 +85,12 @@ def play(chunks: Sequence[int], sampler: Told | None = None, concurrency: int = 
     sampler, lives = sampler or Told(), engines(chunks)
 
     async def work() -> Step:
-        async with lasting(lives.open, pause_s=0) as engine:
+        async with open_restarting_engine(lives.open, pause_s=0) as engine:
             rollouts = replace(world(["x\n"], sampler), engine=engine, concurrency=concurrency)
             return Step(await rollouts.collect(tasks or GROUPS), sampler, rollouts, lives)
 
     step = asyncio.run(work())
-    assert all(engine.open_sessions == 0 for engine in lives.opened)
+    assert all(engine.open_sessions == 0 for engine in lives.engines)
     return step
 
 
@@ -136,28 +136,28 @@ def test_whenever_an_engine_dies_every_rollout_is_there_once_and_every_attempt_i
 ) -> None:
     step = play(chunks, concurrency=concurrency, tasks=GROUPS[:count])
     assert told(step.trajectories) == told(play([], tasks=GROUPS[:count]).trajectories)
-    assert step.faults["engine_deaths"] == sum(engine.dead for engine in step.lives.opened)
+    assert step.faults["engine_deaths"] == sum(engine.is_dead for engine in step.lives.engines)
     assert step.faults["rollouts_replayed"] == len(step.replayed)
     assert len(step.sampler.began) == len(step.sampler.ended) == count + len(step.replayed)
 
 
 @pytest.mark.parametrize("chunks", [[7], [30, 2]])
 def test_an_evaluation_whose_engine_dies_is_the_undisturbed_one(chunks: Sequence[int], tmp_path: Path) -> None:
-    def evaluated(lives: Lives) -> tuple[Study, Mapping[str, int]]:
+    def evaluated(lives: FaultyEngineSequence) -> tuple[Study, Mapping[str, int]]:
         @asynccontextmanager
         async def opened() -> AsyncIterator[Rollouts]:
-            async with lasting(lives.open, pause_s=0) as engine:
+            async with open_restarting_engine(lives.open, pause_s=0) as engine:
                 yield replace(world(["x\n"]), engine=engine, concurrency=4)
 
-        with RolloutThread(opened, {}) as source:
+        with SyncRollouts(opened, {}) as source:
             source.load_weights(tmp_path, 5)
-            return evaluate(source, [replace(TASK, id=f"t{n}") for n in range(8)]), source.rollouts.faults
+            return run_evaluation(source, [replace(TASK, id=f"t{n}") for n in range(8)]), source.rollouts.faults
 
     (whole, _), lives = evaluated(engines([])), engines(chunks)
     study, faults = evaluated(lives)
     assert study.results == whole.results
     assert faults["engine_deaths"] == len(chunks)
-    assert [engine.policy_step for engine in lives.opened] == [5] * (len(chunks) + 1)
+    assert [engine.policy_step for engine in lives.engines] == [5] * (len(chunks) + 1)
 
 
 class Swallowing(Told):
@@ -180,22 +180,22 @@ def test_after_three_deaths_in_a_row_the_run_stops_with_one_line(caplog: pytest.
     lives = engines([5] * 9)
 
     async def work() -> None:
-        async with lasting(lives.open, pause_s=0) as engine:
+        async with open_restarting_engine(lives.open, pause_s=0) as engine:
             await replace(world(["x\n"]), engine=engine).collect(GROUPS)
 
     with (
         caplog.at_level(logging.WARNING),
-        pytest.raises(BrokenDown, match=r"^engine scripted is 'dead 3 times") as raised,
+        pytest.raises(UnrecoverableError, match=r"^engine scripted is 'dead 3 times") as raised,
     ):
         asyncio.run(work())
     assert raised.value.exit_code == 3
     assert str(raised.value).endswith("then go on with --resume")
-    assert len(lives.opened) == MOST_DEATHS
+    assert len(lives.engines) == MOST_DEATHS
     assert [record.message.count("another one is opened") for record in caplog.records] == [1, 1]
-    assert all(engine.open_sessions == 0 for engine in lives.opened)
+    assert all(engine.open_sessions == 0 for engine in lives.engines)
 
 
-async def _lines(engine: LastingEngine, count: int) -> None:
+async def _lines(engine: RestartingEngine, count: int) -> None:
     """Sample so many chunks, each in a session of its own; of one that dies over it, again."""
     for _ in range(count):
         while True:
@@ -211,15 +211,15 @@ def test_an_engine_that_dies_once_a_step_is_replaced_as_often_with_the_weights_o
     lives = engines([2] * 10)
 
     async def work() -> int:
-        async with lasting(lives.open, pause_s=0) as engine:
+        async with open_restarting_engine(lives.open, pause_s=0) as engine:
             for step in range(10):
                 await engine.load_weights(tmp_path / str(step), step)
                 await _lines(engine, 2 if step else 3)
                 assert engine.policy_step == step
-            return engine.deaths
+            return engine.crash_count
 
     assert asyncio.run(work()) == 10
-    given = [[int(folder.name) for folder in engine.loaded] for engine in lives.opened]
+    given = [[int(folder.name) for folder in engine.loaded_folders] for engine in lives.engines]
     assert given[0][0] == 0
     for before, after in itertools.pairwise(given):
         assert after[0] in (before[-1], before[-1] + 1), "the weights of the step that it died in, or was to begin"
@@ -229,15 +229,15 @@ def test_weights_reach_an_engine_that_is_found_dead_when_they_come(tmp_path: Pat
     lives = engines([0])
 
     async def work() -> None:
-        async with lasting(lives.open, pause_s=0) as engine:
-            lives.opened[0].dead = True
+        async with open_restarting_engine(lives.open, pause_s=0) as engine:
+            lives.engines[0].is_dead = True
             await engine.load_weights(tmp_path, 4)
-            assert (engine.policy_step, engine.deaths) == (4, 1)
+            assert (engine.policy_step, engine.crash_count) == (4, 1)
             await _lines(engine, 1)
 
     asyncio.run(work())
-    assert lives.opened[0].loaded == []
-    assert set(lives.opened[1].loaded) == {tmp_path}
+    assert lives.engines[0].loaded_folders == []
+    assert set(lives.engines[1].loaded_folders) == {tmp_path}
 
 
 def test_an_engine_that_cannot_be_opened_again_counts_as_dead_each_time() -> None:
@@ -248,13 +248,13 @@ def test_an_engine_that_cannot_be_opened_again_counts_as_dead_each_time() -> Non
         opened.append(1)
         if len(opened) > 1:
             raise EngineError("no memory")
-        yield MortalEngine([[1]], life_chunks=0)
+        yield FaultyEngine([[1]], chunks_until_crash=0)
 
     async def work() -> None:
-        async with lasting(once, pause_s=0) as engine:
+        async with open_restarting_engine(once, pause_s=0) as engine:
             await _lines(engine, 1)
 
-    with pytest.raises(BrokenDown, match="no memory"):
+    with pytest.raises(UnrecoverableError, match="no memory"):
         asyncio.run(work())
     assert len(opened) == MOST_DEATHS
 
@@ -265,20 +265,20 @@ def test_what_dead_engines_say_at_their_end_is_nobodys_error(tmp_path: Path) -> 
     @asynccontextmanager
     async def loud() -> AsyncIterator[Engine]:
         async with lives.open() as engine:
-            if len(lives.opened) == 2:
-                lives.opened[1].dead = True  # it dies over the weights that it is given
+            if len(lives.engines) == 2:
+                lives.engines[1].is_dead = True  # it dies over the weights that it is given
             yield engine
-        if lives.opened[-1].dead:
+        if lives.engines[-1].is_dead:
             raise OSError("no such process")
 
     async def work() -> int:
-        async with lasting(loud, pause_s=0) as engine:
+        async with open_restarting_engine(loud, pause_s=0) as engine:
             await engine.load_weights(tmp_path, 1)
             await _lines(engine, 3)
-            return engine.deaths
+            return engine.crash_count
 
     assert asyncio.run(work()) == 2
-    assert lives.opened[2].loaded == [tmp_path]
+    assert lives.engines[2].loaded_folders == [tmp_path]
 
 
 def test_a_cancellation_while_another_engine_is_opened_passes_through_and_leaves_nothing() -> None:
@@ -286,7 +286,7 @@ def test_a_cancellation_while_another_engine_is_opened_passes_through_and_leaves
 
     @asynccontextmanager
     async def slow() -> AsyncIterator[Engine]:
-        if lives.opened:
+        if lives.engines:
             opening.set()
             try:
                 await asyncio.Event().wait()
@@ -296,7 +296,7 @@ def test_a_cancellation_while_another_engine_is_opened_passes_through_and_leaves
             yield engine
 
     async def work() -> None:
-        async with lasting(slow, pause_s=0) as engine:
+        async with open_restarting_engine(slow, pause_s=0) as engine:
             running = asyncio.create_task(replace(world(["x\n"]), engine=engine).collect(GROUPS))
             await opening.wait()
             running.cancel()
@@ -306,4 +306,4 @@ def test_a_cancellation_while_another_engine_is_opened_passes_through_and_leaves
 
     asyncio.run(work())
     assert closed == [1]
-    assert lives.opened[0].open_sessions == 0
+    assert lives.engines[0].open_sessions == 0

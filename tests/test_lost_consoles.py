@@ -14,20 +14,19 @@ from dataclasses import dataclass, replace
 import psutil
 import pytest
 
-from repl_rl.errors import BrokenDown, SandboxFault, SandboxLost, SandboxUnavailable
-from repl_rl.machine.assets import asset
-from repl_rl.record.trajectory import FailureKind, Stop, Trajectory
+from repl_rl.errors import SandboxFault, SandboxLost, SandboxUnavailable, UnrecoverableError
 from repl_rl.rollout import ReplSampler, Rollouts
-from repl_rl.rollout.again import MOST_PLAYED
 from repl_rl.rollout.episode import Episode
-from repl_rl.sandbox import InProcessSandbox, PushResult, SandboxSession, open_sandbox
+from repl_rl.rollout.retry import MOST_PLAYED
+from repl_rl.sandbox import InProcessSandbox, LineResult, SandboxSession, open_sandbox
 from repl_rl.sandbox.base import Limits
-from repl_rl.sandbox.forkserver import ForkServer
+from repl_rl.sandbox.console_pool import SharedForkServer
+from repl_rl.sandbox.fork_server_client import ForkServer, ProcessLauncher, RunningProcess
 from repl_rl.sandbox.inprocess import InProcessSession
-from repl_rl.sandbox.local import launch
-from repl_rl.sandbox.process import ProcessLaunch, RunningProcess
-from repl_rl.sandbox.served import SharedServer
+from repl_rl.sandbox.local import make_local_launcher
 from repl_rl.tasks import Workspace
+from repl_rl.trajectory.trajectory import FailureKind, Stop, Trajectory
+from repl_rl.utils.package_data import find_asset
 from tests.worlds import TASK, world
 
 LINES = ["x = 6\n", "x * 7\n", "submit_final_answer(x * 7)\n"]
@@ -38,7 +37,7 @@ class Frail(InProcessSession):
 
     lines = 0
 
-    async def push(self, line: str) -> PushResult:
+    async def push(self, line: str) -> LineResult:
         self.lines += 1
         if self.lines == 2:
             raise SandboxLost("what made the console is gone")
@@ -106,7 +105,9 @@ def test_a_rollout_that_loses_its_console_again_and_again_is_dropped_and_counted
 
 
 def test_a_run_all_of_whose_consoles_are_lost_again_and_again_stops_with_one_line() -> None:
-    with pytest.raises(BrokenDown, match=r"^sandbox inprocess is 'gone under each of 6 rollouts, 3 times") as raised:
+    with pytest.raises(
+        UnrecoverableError, match=r"^sandbox inprocess is 'gone under each of 6 rollouts, 3 times"
+    ) as raised:
         play(1000)
     assert raised.value.exit_code == 3
 
@@ -177,13 +178,13 @@ def stop_fork_server() -> psutil.Process:
 
 def test_a_fork_server_that_stands_still_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
-        server = await ForkServer.start(launch(()), born_within_s=2.0)
-        source = SharedServer(launch(()), Limits(), server)
+        server = await ForkServer.start(make_local_launcher(()), born_within_s=2.0)
+        source = SharedForkServer(make_local_launcher(()), Limits(), server)
         try:
             stopped = stop_fork_server()
             with pytest.raises(SandboxFault, match="the fork server stands still: it forked nothing for 2 s"):
-                await source.open()
-            session = await source.open()
+                await source.open_console()
+            session = await source.open_console()
             assert (await session.push("6 * 7")).text == "42\n"
             session.close()
             assert not stopped.is_running() or stopped.status() == psutil.STATUS_ZOMBIE
@@ -196,12 +197,12 @@ def test_a_fork_server_that_stands_still_is_replaced(caplog: pytest.LogCaptureFi
 
 def test_a_workspace_is_not_blamed_for_a_fork_server_that_stands_still() -> None:
     async def work() -> None:
-        server = await ForkServer.start(launch(()), born_within_s=2.0)
-        source = SharedServer(launch(()), Limits(cpu_s=1.0), server)
+        server = await ForkServer.start(make_local_launcher(()), born_within_s=2.0)
+        source = SharedForkServer(make_local_launcher(()), Limits(cpu_s=1.0), server)
         try:
             stop_fork_server()
             with pytest.raises(SandboxFault, match="stands still"):
-                await source.prepare(Workspace(lines=("x = 1",)))
+                await source.prepare_workspace(Workspace(lines=("x = 1",)))
         finally:
             await source.close()
 
@@ -234,7 +235,7 @@ def test_a_step_whose_fork_server_is_killed_has_full_groups() -> None:
 
 def test_a_fork_server_whose_start_is_cancelled_leaves_no_process() -> None:
     async def work() -> list[psutil.Process]:
-        starting = asyncio.create_task(ForkServer.start(launch(())))
+        starting = asyncio.create_task(ForkServer.start(make_local_launcher(())))
         for _ in itertools.count():
             started = [each for top in fork_servers() for each in (top, *top.children())]
             if len(started) == 2:  # the one that we wait for, and the one that waits for it
@@ -250,8 +251,11 @@ def test_a_fork_server_whose_start_is_cancelled_leaves_no_process() -> None:
 
 
 OPTIONS = json.dumps({"isolate": False, "preload": []})
-LAUNCH = ProcessLaunch(
-    (sys.executable, str(asset("sandbox/repl_kernel/zygote.py")), "{fd}", OPTIONS), False, False, lambda _: "wait"
+LAUNCH = ProcessLauncher(
+    (sys.executable, str(find_asset("sandbox/repl_kernel/fork_server_main.py")), "{fd}", OPTIONS),
+    False,
+    False,
+    lambda _: "wait",
 )
 
 
@@ -260,9 +264,9 @@ class Away:
     """A daemon that is away for some tries."""
 
     tries: int
-    isolated: bool = False
-    own_uids: bool = False
-    remedy_for: Callable[[str], str] = LAUNCH.remedy_for
+    isolates_consoles: bool = False
+    uses_own_uids: bool = False
+    find_remedy: Callable[[str], str] = LAUNCH.find_remedy
 
     async def start(self) -> tuple[socket.socket, RunningProcess]:
         self.tries -= 1
@@ -276,9 +280,9 @@ def test_a_daemon_that_is_restarted_is_waited_for_by_all_at_once(away: int) -> N
     async def work() -> None:
         server = await ForkServer.start(LAUNCH)
         daemon = Away(away)
-        source = SharedServer(daemon, Limits(), server, patience_s=(0.0,) * 3)
+        source = SharedForkServer(daemon, Limits(), server, patience_s=(0.0,) * 3)
         await server.stop()
-        found = await asyncio.gather(*(source.open() for _ in range(3)), return_exceptions=True)
+        found = await asyncio.gather(*(source.open_console() for _ in range(3)), return_exceptions=True)
         try:
             if away == 3:
                 assert not [one for one in found if isinstance(one, BaseException)]

@@ -14,19 +14,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repl_rl.errors import ConfigError
-from repl_rl.machine.files import whole_file, write_named, write_whole
-from repl_rl.machine.folders import whole_folder
-from repl_rl.machine.outputs import Output, contents, refuse_other_file
-from repl_rl.machine.threads import InThread
-from repl_rl.machine.versions import installed, versions
-from repl_rl.record.clip import clip
+from repl_rl.trajectory.console_text import clip_middle
+from repl_rl.utils.atomic_files import (
+    OutputFolder,
+    list_contents,
+    replace_file_atomically,
+    replace_folder_atomically,
+    validate_replaceable_file,
+    write_named,
+    write_text_atomically,
+)
+from repl_rl.utils.installed_versions import collect_versions, get_version
+from repl_rl.utils.timeouts import DaemonThread
 from tests.processes import identity, wait_for
 
 
 def test_a_file_that_is_not_finished_leaves_the_older_one_and_nothing_else(tmp_path: Path) -> None:
     final = tmp_path / "a" / "figures.json"
-    write_whole(final, "first\n")
-    with pytest.raises(IsADirectoryError), whole_file(final) as torn:
+    write_text_atomically(final, "first\n")
+    with pytest.raises(IsADirectoryError), replace_file_atomically(final) as torn:
         torn.write_text(str(final.parent.write_text("half")))
     assert final.read_text() == "first\n"
     assert os.listdir(final.parent) == ["figures.json"]
@@ -35,7 +41,7 @@ def test_a_file_that_is_not_finished_leaves_the_older_one_and_nothing_else(tmp_p
 def test_a_finished_file_takes_the_place_of_the_older_one_at_once(tmp_path: Path) -> None:
     final = tmp_path / "figures.json"
     final.write_text("first\n")
-    with whole_file(final) as torn:
+    with replace_file_atomically(final) as torn:
         torn.write_text("second ⊢\n", encoding="utf-8")
         assert final.read_text() == "first\n"
     assert final.read_text(encoding="utf-8") == "second ⊢\n"
@@ -63,7 +69,7 @@ def _missing(place: Path) -> Path:
 def test_a_link_that_a_user_names_stands_for_its_target(lay: Callable[[Path], Path], tmp_path: Path) -> None:
     target, named = lay(tmp_path), tmp_path / "named"
     was = os.readlink(named) if named.is_symlink() else None
-    refuse_other_file("json", named, lambda file: True)
+    validate_replaceable_file("json", named, lambda file: True)
     with write_named(named) as torn:
         torn.write_text("newer\n")
         assert not target.exists() or target.read_text() == "older\n"
@@ -82,7 +88,7 @@ def test_a_pipe_that_a_user_names_gets_the_content_and_stays_a_pipe(tmp_path: Pa
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
         for named in (pipe, place):
-            refuse_other_file("json", named, lambda file: False)
+            validate_replaceable_file("json", named, lambda file: False)
             with write_named(named) as torn:
                 torn.write_text("figures\n")
             assert os.read(reader, 99) == b"figures\n"
@@ -129,14 +135,14 @@ def test_what_takes_no_content_is_refused_in_one_line(lay: Callable[[Path], str]
     told = lay(place)
     before = place.lstat()
     with pytest.raises(ConfigError, match=rf"^json is '{place}'; {told}$"):
-        refuse_other_file("json", place, lambda file: True)
+        validate_replaceable_file("json", place, lambda file: True)
     with pytest.raises(ConfigError, match=told), write_named(place):
         pass
     assert place.lstat().st_ino == before.st_ino
 
 
 def test_the_file_that_a_command_prints_to_is_refused_and_keeps_what_was_printed(tmp_path: Path) -> None:
-    code = "from pathlib import Path; from repl_rl.machine.files import is_stream; print('printed', flush=True)"
+    code = "from pathlib import Path; from repl_rl.utils.atomic_files import is_stream; print('printed', flush=True)"
     with (tmp_path / "out").open("w") as out:
         done = subprocess.run(
             [sys.executable, "-c", f"{code}; is_stream(Path('/dev/stdout'))"],
@@ -151,47 +157,47 @@ def test_what_a_stranger_put_in_the_place_of_a_file_is_replaced_and_not_written_
     lay: Callable[[Path], Path | None], tmp_path: Path
 ) -> None:
     target = lay(tmp_path)
-    write_whole(tmp_path / "named", "report\n")
+    write_text_atomically(tmp_path / "named", "report\n")
     assert stat.S_ISREG((tmp_path / "named").lstat().st_mode)
     assert target is None or target.read_text() == "older\n"
 
 
 def test_a_folder_is_replaced_by_a_finished_one_only(tmp_path: Path) -> None:
     final = tmp_path / "policy"
-    kind = Output("make", "folder", ("old", "new"), lambda folder: False)
-    with whole_folder(final, kind) as made:
+    kind = OutputFolder("make", "folder", ("old", "new"), lambda folder: False)
+    with replace_folder_atomically(final, kind) as made:
         (made / "old").touch()
-    with pytest.raises(FileNotFoundError), whole_folder(final, kind) as made:
+    with pytest.raises(FileNotFoundError), replace_folder_atomically(final, kind) as made:
         (made / "half" / "file").touch()
-    assert contents(final) == ["old"]
-    with whole_folder(final, kind) as made:
+    assert list_contents(final) == ["old"]
+    with replace_folder_atomically(final, kind) as made:
         (made / "new").touch()
-    assert contents(final) == ["new"]
+    assert list_contents(final) == ["new"]
     assert os.listdir(tmp_path) == ["policy"]
 
 
 def test_a_call_in_a_thread_gives_what_it_returns_and_what_it_raises() -> None:
-    assert InThread(lambda: 6 * 7, "multiply").outcome.result() == 42
-    assert isinstance(InThread(sys.exit, "leave").outcome.exception(), SystemExit)
+    assert DaemonThread(lambda: 6 * 7, "multiply").future.result() == 42
+    assert isinstance(DaemonThread(sys.exit, "leave").future.exception(), SystemExit)
 
 
 def test_a_call_that_hangs_is_left_behind_and_keeps_no_process_alive() -> None:
     release = threading.Event()
-    thread = InThread(release.wait, "hang")
+    thread = DaemonThread(release.wait, "hang")
     with pytest.raises(TimeoutError):
-        thread.outcome.result(timeout=0.01)
+        thread.future.result(timeout=0.01)
     assert thread.daemon
-    assert not thread.outcome.cancel()  # who stops waiting takes nothing from the thread
+    assert not thread.future.cancel()  # who stops waiting takes nothing from the thread
     release.set()
-    assert thread.outcome.result() is True
+    assert thread.future.result() is True
 
 
 ENDING = """
 import os, signal, sys, time
-from repl_rl.machine.processes import end_with_parent
+from repl_rl.utils.processes import exit_with_parent
 if os.fork():
     signal.pause()
-end_with_parent()
+exit_with_parent()
 print(os.getpid(), flush=True)
 signal.pause()
 """
@@ -207,13 +213,13 @@ def test_a_process_that_ends_with_its_parent_is_gone_when_that_is_killed() -> No
 
 
 def test_versions_are_of_what_is_installed_and_of_nothing_else() -> None:
-    assert set(versions(("torch", "no-such-package"))) == {"torch"}
-    assert installed("no-such-package") is None
+    assert set(collect_versions(("torch", "no-such-package"))) == {"torch"}
+    assert get_version("no-such-package") is None
 
 
 @given(st.text(), st.integers(min_value=1, max_value=50))
 def test_a_clipped_text_keeps_both_ends_and_says_how_much_is_left_out(text: str, most: int) -> None:
-    shown = clip(text, most)
+    shown = clip_middle(text, most)
     if len(text) <= most:
         assert shown == text
         return

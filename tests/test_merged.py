@@ -12,9 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repl_rl.credit.advantages import EPSILON, GroupRewards, estimator
-from repl_rl.credit.earnings import OUTCOME_DEVIATION, to_go
-from repl_rl.credit.states import line_prefixes, line_states
+from repl_rl.credit.advantage_estimators import (
+    EPSILON,
+    OUTCOME_DEVIATION,
+    GroupRewards,
+    compute_reward_to_go,
+    load_estimator,
+)
+from repl_rl.credit.rewards import compute_line_prefixes, compute_line_states
 from repl_rl.errors import ConfigError
 from tests.worlds import TASK, world
 
@@ -27,7 +32,7 @@ Path = tuple[str, ...]
 def named(group: GroupRewards, rows: Sequence[Sequence[str]], by: str) -> GroupRewards:
     """The group with these names of where its lines start from."""
     names = iter([name for row in rows for name in row])
-    return group.each(
+    return group.map_lines(
         lambda line: replace(line, state=next(names)) if by == "states" else replace(line, prefix=next(names))
     )
 
@@ -48,7 +53,7 @@ def groups(draw: st.DrawFn, by: str, ungraded: bool = True) -> GroupRewards:
         rows.append(row[:length])
     values = draw(st.lists(worth, min_size=size, max_size=size))
     blank = tuple((0.0,) * length for length in lengths)
-    return named(GroupRewards.of(tuple(values), blank), rows, by)
+    return named(GroupRewards.from_rows(tuple(values), blank), rows, by)
 
 
 def node(names_L: Sequence[str], at: int) -> Path:
@@ -119,7 +124,7 @@ def name_of(by: str, form: str) -> str:
 @given(data=st.data())
 def test_it_is_its_definition_over_the_draws_of_each_node(by: str, form: str, data: st.DataObject) -> None:
     group = data.draw(groups(by))
-    found = estimator(name_of(by, form))(group)
+    found = load_estimator(name_of(by, form))(group)
     for ours, theirs in zip(found, brute_force(group, by, form), strict=True):
         # Outcomes are 1/32 apart at least where they differ, so float32 is divided by 0.01 or more.
         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-4)
@@ -134,8 +139,8 @@ def test_without_a_shared_prefix_it_is_outcome_bit_for_bit(by: str, form: str, d
     values = data.draw(st.lists(worth, min_size=1, max_size=8))
     lengths = data.draw(st.lists(st.integers(0, 5), min_size=len(values), max_size=len(values)))
     rows = [["start", *(f"{i}.{at}" for at in range(1, length))][:length] for i, length in enumerate(lengths)]
-    group = named(GroupRewards.of(tuple(values), tuple((0.0,) * n for n in lengths)), rows, by)
-    assert estimator(name_of(by, form))(group) == estimator("outcome")(group)
+    group = named(GroupRewards.from_rows(tuple(values), tuple((0.0,) * n for n in lengths)), rows, by)
+    assert load_estimator(name_of(by, form))(group) == load_estimator("outcome")(group)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -144,24 +149,24 @@ def test_without_a_shared_prefix_it_is_outcome_bit_for_bit(by: str, form: str, d
 def test_where_nodes_are_not_known_or_all_outcomes_are_equal_it_is_outcome_bit_for_bit(
     form: str, group: GroupRewards
 ) -> None:
-    unknown = group.each(lambda line: replace(line, prefix=None))
-    assert estimator(name_of("ids", form))(unknown) == estimator("outcome")(unknown)
+    unknown = group.map_lines(lambda line: replace(line, prefix=None))
+    assert load_estimator(name_of("ids", form))(unknown) == load_estimator("outcome")(unknown)
     equal = replace(group, rollouts=tuple(replace(rollout, outcome=0.1) for rollout in group.rollouts))
-    assert estimator(name_of("ids", form))(equal) == estimator("outcome")(equal)
+    assert load_estimator(name_of("ids", form))(equal) == load_estimator("outcome")(equal)
 
 
 def test_a_line_that_several_wrote_shares_what_came_of_it_and_those_after_it_are_held_to_that() -> None:
     # Three wrote "a": two of them solved. One wrote "b" and failed.
     rows = (("s", "sa"), ("s", "sa"), ("s", "sa"), ("s", "sb"))
-    group = GroupRewards.of((1.0, 1.0, 0.0, 0.0), ((0.0, 0.0),) * 4, prefixes_G_L=rows)
+    group = GroupRewards.from_rows((1.0, 1.0, 0.0, 0.0), ((0.0, 0.0),) * 4, prefixes_G_L=rows)
     scale = math.sqrt(1 / 3) + EPSILON
     first, second = 2 / 3 - 1 / 2, (2 + 3 / 2) / 6
-    assert estimator("merged_prefixes")(group) == tuple(
+    assert load_estimator("merged_prefixes")(group) == tuple(
         pytest.approx([value / scale for value in row], abs=1e-6)
         for row in ([first, 1 - second], [first, 1 - second], [first, -second], [-0.5, -0.5])
     )
-    difference = estimator("merged_prefixes(form='difference')")(group)
-    plain = [row[0] for row in estimator("outcome")(group)]
+    difference = load_estimator("merged_prefixes(form='difference')")(group)
+    plain = [row[0] for row in load_estimator("outcome")(group)]
     changed = [1 / 3 / scale, 1 / 3 / scale, -2 / 3 / scale, 0.0]
     assert [row[0] for row in difference] == plain
     assert [row[1] for row in difference] == pytest.approx([a + c for a, c in zip(plain, changed, strict=True)])
@@ -175,19 +180,23 @@ def test_shaping_within_its_bound_and_rewards_as_they_were_given_come_on_top(
 ) -> None:
     shaping = tuple(tuple(entries[n % len(entries)] for n in range(len(row))) for row in group.rewards_G_L)
     rewards = tuple(tuple(0.5 * (at == 1) + s for at, s in enumerate(row)) for row in shaping)
-    earned = GroupRewards.of(group.outcomes_G, rewards, (), shaping, 0.25, group.prefixes_G_L)
+    earned = GroupRewards.from_rows(group.outcomes_G, rewards, (), shaping, 0.25, group.prefixes_G_L)
     name = name_of("ids", form)
     for full, bare, shaped, given_L in zip(
-        estimator(name)(earned), estimator(name)(group), earned.shaping_to_go(), earned.given_G_L, strict=True
+        load_estimator(name)(earned),
+        load_estimator(name)(group),
+        earned.compute_shaping_to_go(),
+        earned.given_G_L,
+        strict=True,
     ):
-        added = [s / OUTCOME_DEVIATION + g for s, g in zip(shaped, to_go(given_L, 1.0), strict=True)]
+        added = [s / OUTCOME_DEVIATION + g for s, g in zip(shaped, compute_reward_to_go(given_L, 1.0), strict=True)]
         assert [a - b for a, b in zip(full, bare, strict=True)] == pytest.approx(added, abs=1e-6)
 
 
 def test_rollouts_of_thousands_of_lines_are_no_deeper_than_ones_of_few() -> None:
     rows = (tuple(map(str, range(5000))),) * 2
-    group = GroupRewards.of((0.0, 1.0), ((0.0,) * 5000,) * 2, prefixes_G_L=rows)
-    assert {len(row) for row in estimator("merged_prefixes")(group)} == {5000}
+    group = GroupRewards.from_rows((0.0, 1.0), ((0.0,) * 5000,) * 2, prefixes_G_L=rows)
+    assert {len(row) for row in load_estimator("merged_prefixes")(group)} == {5000}
 
 
 def test_the_prefix_of_a_line_is_named_by_all_ids_before_it_and_its_state_by_what_ran() -> None:
@@ -195,12 +204,12 @@ def test_the_prefix_of_a_line_is_named_by_all_ids_before_it_and_its_state_by_wha
         asyncio.run(world([line, "x\n", "submit_final_answer(42)\n"]).collect([TASK]))[0]
         for line in ("x = 6 * 7\n", "x = 6*7\n", "x = 42\n")
     )
-    prefixes = [line_prefixes(t) for t in (plain, spaced, other)]
+    prefixes = [compute_line_prefixes(t) for t in (plain, spaced, other)]
     assert [len(names) for names in prefixes] == [3, 3, 3]
     assert len({names[0] for names in prefixes}) == 1, "all start from the prompt"
     assert len({names[1] for names in prefixes}) == 3, "three ways to write a line"
-    assert line_prefixes(plain) == line_prefixes(replace(plain, id="again"))
-    assert line_states(plain) == line_states(spaced) != line_states(other)
+    assert compute_line_prefixes(plain) == compute_line_prefixes(replace(plain, id="again"))
+    assert compute_line_states(plain) == compute_line_states(spaced) != compute_line_states(other)
 
 
 def test_two_consoles_that_answered_a_line_differently_are_two_places() -> None:
@@ -208,12 +217,12 @@ def test_two_consoles_that_answered_a_line_differently_are_two_places() -> None:
         asyncio.run(world([f"{line}\n", "submit_final_answer(42)\n"]).collect([TASK]))[0] for line in ("'a'", "'b'")
     )
     mixed = replace(one, segments=(one.segments[0], two.segments[1], *one.segments[2:]))
-    assert line_prefixes(mixed)[0] == line_prefixes(one)[0]
-    assert line_prefixes(mixed)[1] != line_prefixes(one)[1]
+    assert compute_line_prefixes(mixed)[0] == compute_line_prefixes(one)[0]
+    assert compute_line_prefixes(mixed)[1] != compute_line_prefixes(one)[1]
 
 
 def test_an_option_that_it_does_not_have_is_refused() -> None:
     with pytest.raises(ConfigError, match="by of estimator merged_prefixes"):
-        estimator("merged_prefixes(by='luck')")
+        load_estimator("merged_prefixes(by='luck')")
     with pytest.raises(ConfigError, match="its options are by, form"):
-        estimator("merged_prefixes(pseudo_draws=3)")
+        load_estimator("merged_prefixes(pseudo_draws=3)")

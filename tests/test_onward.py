@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from repl_rl.cli import VERBS, main
-from repl_rl.cli.onward import Step, after, again, tell
-from repl_rl.machine.alone import alone
-from repl_rl.runs.listed import listed
+from repl_rl.cli.next_steps import NextStep, print_steps, suggest_next_steps, suggest_resume
+from repl_rl.runs.list_runs import read_run_info
+from repl_rl.utils.file_lock import lock_folder
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_a_run_that_stopped_is_to_be_gone_on_with(
 
 def test_a_run_that_is_under_way_is_to_be_followed(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     begun("newer", status="finished")
-    with alone(begun("mine")):
+    with lock_folder(begun("mine")):
         head, commands = said(capsys)
     assert head == "runs/mine is at step 2 of 9."
     assert commands == ["repl-rl view runs/mine --serve", "repl-rl runs", "repl-rl --help"]
@@ -107,7 +107,7 @@ def test_a_run_of_python_is_not_said_to_be_gone_on_with_by_a_command(
 def test_a_run_is_gone_on_with_where_it_lies_now_by_as_many_processes_as_began_it(desk: Path) -> None:
     run = begun("mine", "overwrite = true", status="interrupted", processes=2)
     moved = run.rename("a folder")
-    assert again(listed(moved)).command == (
+    assert suggest_resume(read_run_info(moved)).command == (
         "torchrun --nproc-per-node 2 -m repl_rl.cli train --config 'a folder/config.toml' --resume --no-overwrite "
         "--out . --name 'a folder'"
     )
@@ -145,23 +145,25 @@ def test_a_server_is_told_of_the_runs_engine_and_sandbox_where_they_are_not_the_
     desk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def third(**settings: object) -> str:
-        return after(Path("runs/it's"), settings)[2].command
+        return suggest_next_steps(Path("runs/it's"), settings)[2].command
 
     assert third(engine="vllm", sandbox="local") == "repl-rl serve --run 'runs/it'\"'\"'s'"
     assert third(engine="transformers", sandbox="docker").endswith(" --engine transformers --sandbox docker")
     assert "--sandbox" not in third(sandbox="gateway")
-    monkeypatch.setattr("repl_rl.cli.onward.find_spec", lambda name: None)
+    monkeypatch.setattr("repl_rl.cli.next_steps.find_spec", lambda name: None)
     assert third() == "repl-rl replay 'runs/it'\"'\"'s' --branch 4"
 
 
 def test_flags_that_allow_something_are_printed_for_a_run_of_ones_own_alone() -> None:
     settings = {"sandbox": "unsafe", "sampler": "my_samplers:patient"}
-    mine = [step.command for step in after(Path("runs/mine"), settings, mine=True)]
-    listed = [step.command for step in after(Path("runs/mine"), settings)]
+    mine = [step.command for step in suggest_next_steps(Path("runs/mine"), settings, mine=True)]
+    listed = [step.command for step in suggest_next_steps(Path("runs/mine"), settings)]
     assert mine[1] == "repl-rl replay runs/mine --sandbox unsafe"
     assert mine[2].endswith(" --sandbox unsafe --trust")
     assert not any("unsafe" in command or "--trust" in command for command in listed)
-    assert not any("--trust" in step.command for step in after(Path("runs/mine"), {"sampler": "repl"}, mine=True))
+    assert not any(
+        "--trust" in step.command for step in suggest_next_steps(Path("runs/mine"), {"sampler": "repl"}, mine=True)
+    )
 
 
 def test_what_to_do_next_is_said_at_once(desk: Path) -> None:
@@ -179,6 +181,6 @@ def test_help_names_every_verb_once(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_command_is_never_wrapped(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    tell(Console(), [Step("repl-rl view " + "x" * 80, "look"), Step("repl-rl [b]", "[i]")])
+    print_steps(Console(), [NextStep("repl-rl view " + "x" * 80, "look"), NextStep("repl-rl [b]", "[i]")])
     shown = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in shown] == [["repl-rl", "view"], ["repl-rl", "[b]"]]

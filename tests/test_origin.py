@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from repl_rl.cli import main
 from repl_rl.errors import ConfigError
-from repl_rl.machine.alone import alone
-from repl_rl.machine.folders import private_folder, whole_folder
-from repl_rl.origin import BUNDLED, resolve
+from repl_rl.models.resolve_model import BUNDLED, resolve_model
+from repl_rl.utils.atomic_files import open_private_folder, replace_folder_atomically
+from repl_rl.utils.file_lock import lock_folder
 from tests.ggufs import CHAT, POLICY, write_gguf
 from tests.trainer.policies import tiny_model, tiny_tokenizer
 
@@ -34,7 +34,7 @@ class Told(list[str]):
 
 def refused(model: Path | str, place: Path) -> str:
     with pytest.raises(ConfigError) as error:
-        resolve(str(model), place, Told())
+        resolve_model(str(model), place, Told())
     assert error.value.exit_code == 2
     assert "\n" not in str(error.value)
     assert not place.exists()
@@ -44,7 +44,7 @@ def refused(model: Path | str, place: Path) -> str:
 def test_a_gguf_file_becomes_a_folder_with_its_weights_tokenizer_and_end_tokens(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "policy.gguf", end_of_turn=361)
     told = Told()
-    found = resolve(str(file), tmp_path / "models", told)
+    found = resolve_model(str(file), tmp_path / "models", told)
     assert found.reference == str(file)
     assert found.folder.parent == tmp_path / "models"
     assert told == [f"dequantising {file} into {found.folder} ..."]
@@ -66,19 +66,19 @@ def test_a_link_to_a_gguf_file_may_have_another_name(tmp_path: Path) -> None:
     write_gguf(tmp_path / "blob-5f3a")
     link = tmp_path / "tiny.gguf"
     link.symlink_to("blob-5f3a")
-    folder = resolve(str(link), tmp_path / "models", Told()).folder
+    folder = resolve_model(str(link), tmp_path / "models", Told()).folder
     assert folder.name.startswith("tiny-")
     assert (folder / "model.safetensors").is_file()
 
 
 def test_a_gguf_file_is_dequantised_once_until_it_changes(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "policy.gguf")
-    first = resolve(str(file), tmp_path / "models", Told())
+    first = resolve_model(str(file), tmp_path / "models", Told())
     again = Told()
-    assert resolve(str(file), tmp_path / "models", again) == first
+    assert resolve_model(str(file), tmp_path / "models", again) == first
     assert again == []
     os.utime(file, ns=(0, file.stat().st_mtime_ns + 1))
-    assert resolve(str(file), tmp_path / "models", Told()).folder != first.folder
+    assert resolve_model(str(file), tmp_path / "models", Told()).folder != first.folder
 
 
 def text_file(file: Path) -> None:
@@ -154,17 +154,17 @@ def test_adapters_are_merged_into_their_base_once(tmp_path: Path) -> None:
     base = plain_policy(tmp_path / "base")
     adapted = adapters(tmp_path / "mine", base)
     told = Told()
-    found = resolve(str(tmp_path / "mine"), tmp_path / "models", told)
+    found = resolve_model(str(tmp_path / "mine"), tmp_path / "models", told)
     assert found.reference == str(tmp_path / "mine")
     assert told == [f"merging the adapters in {tmp_path / 'mine'} with {base} into {found.folder} ..."]
     assert same(adapted, found.folder)
     assert AutoTokenizer.from_pretrained(found.folder).eos_token == "<eos>"
     assert not (found.folder / "adapter_config.json").exists()
     again = Told()
-    assert resolve(str(tmp_path / "mine"), tmp_path / "models", again) == found
+    assert resolve_model(str(tmp_path / "mine"), tmp_path / "models", again) == found
     assert again == []
     tiny_model(seed=3).save_pretrained(base)
-    assert resolve(str(tmp_path / "mine"), tmp_path / "models", Told()).folder != found.folder
+    assert resolve_model(str(tmp_path / "mine"), tmp_path / "models", Told()).folder != found.folder
 
 
 def test_a_base_beside_the_adapters_is_not_one_of_that_name_beside_the_working_folder(
@@ -175,17 +175,17 @@ def test_a_base_beside_the_adapters_is_not_one_of_that_name_beside_the_working_f
     (tmp_path / "elsewhere" / "base").mkdir(parents=True)
     (tmp_path / "elsewhere" / "here").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere" / "here")
-    assert same(adapted, resolve(str(tmp_path / "mine"), tmp_path / "models", Told()).folder)
+    assert same(adapted, resolve_model(str(tmp_path / "mine"), tmp_path / "models", Told()).folder)
 
 
 def test_the_base_may_be_beside_the_adapters_a_gguf_file_or_adapters_again(tmp_path: Path) -> None:
     base = plain_policy(tmp_path / "base")
     inner = adapters(tmp_path / "inner", Path("../base"), AutoModelForCausalLM.from_pretrained(base))
     outer = adapters(tmp_path / "outer", tmp_path / "inner", inner.merge_and_unload())
-    assert same(outer, resolve(str(tmp_path / "outer"), tmp_path / "models", Told()).folder)
+    assert same(outer, resolve_model(str(tmp_path / "outer"), tmp_path / "models", Told()).folder)
     file = write_gguf(tmp_path / "policy.gguf")
     on_gguf = adapters(tmp_path / "on-gguf", file, AutoModelForCausalLM.from_pretrained(POLICY))
-    assert same(on_gguf, resolve(str(tmp_path / "on-gguf"), tmp_path / "models", Told()).folder)
+    assert same(on_gguf, resolve_model(str(tmp_path / "on-gguf"), tmp_path / "models", Told()).folder)
 
 
 def rewrite(folder: Path, **changes: object) -> None:
@@ -337,7 +337,7 @@ def test_adapters_may_name_their_modules_by_a_regular_expression(changes: dict[s
     base, mine = plain_policy(tmp_path / "base"), tmp_path / "mine"
     adapted = adapters(mine, base, targets=["q_proj", "k_proj", "v_proj", "o_proj"])
     rewrite(mine, **changes)
-    assert same(adapted, resolve(str(mine), tmp_path / "models", Told()).folder)
+    assert same(adapted, resolve_model(str(mine), tmp_path / "models", Told()).folder)
 
 
 def test_adapters_that_do_not_fit_are_refused_and_leave_nothing(tmp_path: Path) -> None:
@@ -356,8 +356,8 @@ def test_adapters_that_do_not_fit_are_refused_and_leave_nothing(tmp_path: Path) 
 
 def test_a_folder_and_the_bundled_policy_are_what_they_are(tmp_path: Path) -> None:
     plain = plain_policy(tmp_path / "plain")
-    assert resolve(str(plain), tmp_path / "models", Told()).folder == plain
-    assert resolve(BUNDLED, tmp_path / "models", Told()).folder == POLICY
+    assert resolve_model(str(plain), tmp_path / "models", Told()).folder == plain
+    assert resolve_model(BUNDLED, tmp_path / "models", Told()).folder == POLICY
     assert not (tmp_path / "models").exists()
 
 
@@ -368,14 +368,14 @@ def test_a_file_that_says_another_size_of_head_than_its_weights_have_is_refused(
 
 def test_a_folder_is_whole_or_not_there(tmp_path: Path) -> None:
     final = tmp_path / "a" / "b" / "final"
-    with pytest.raises(FileNotFoundError), whole_folder(final) as made:
+    with pytest.raises(FileNotFoundError), replace_folder_atomically(final) as made:
         (made / "half" / "file").touch()
     assert os.listdir(tmp_path) == []
-    with whole_folder(final) as made:
+    with replace_folder_atomically(final) as made:
         (made / "file").touch()
         assert not final.exists()
     assert os.listdir(final) == ["file"]
-    with whole_folder(final) as late:
+    with replace_folder_atomically(final) as late:
         (late / "other").touch()
     assert os.listdir(final) == ["file"]
     assert os.listdir(final.parent) == ["final"]
@@ -384,10 +384,10 @@ def test_a_folder_is_whole_or_not_there(tmp_path: Path) -> None:
 def test_what_a_killed_process_left_is_swept_and_what_a_living_one_has_is_not(tmp_path: Path) -> None:
     gone = tmp_path / ".unfinished-999999999-abcdefgh"
     gone.mkdir()
-    with alone(gone):
+    with lock_folder(gone):
         (gone / "half").touch()
     (tmp_path / f".unfinished-{'9' * 40}-abcdefgh").mkdir()  # killed before it wrote anything
-    with private_folder(tmp_path, ".unfinished-") as mine, private_folder(tmp_path, ".unfinished-") as other:
+    with open_private_folder(tmp_path, ".unfinished-") as mine, open_private_folder(tmp_path, ".unfinished-") as other:
         assert mine.is_dir()
         assert other.is_dir()
         assert not gone.exists()
@@ -398,12 +398,12 @@ def test_what_a_killed_process_left_is_swept_where_a_younger_process_has_its_num
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as younger:
         left = tmp_path / f".unfinished-{younger.pid}-abcdefgh"
         left.mkdir()
-        with alone(left):
+        with lock_folder(left):
             pass
-        with private_folder(tmp_path, ".unfinished-"):
+        with open_private_folder(tmp_path, ".unfinished-"):
             assert left.is_dir()  # it may be that process's own
         os.utime(left, (0, 0))  # made before that process was
-        with private_folder(tmp_path, ".unfinished-"):
+        with open_private_folder(tmp_path, ".unfinished-"):
             assert not left.exists()
         younger.communicate(b"\n")
 
@@ -415,10 +415,10 @@ def test_a_users_folder_with_such_a_name_stays_as_it_is(tmp_path: Path, name: st
     (mine / "thesis.txt").write_text("years of work")
     linked = tmp_path / "linked"
     linked.mkdir()
-    with alone(linked):
+    with lock_folder(linked):
         (linked / "letter.txt").touch()
     link.symlink_to(linked)
-    with whole_folder(tmp_path / "policy") as made:
+    with replace_folder_atomically(tmp_path / "policy") as made:
         (made / "file").touch()
     assert os.listdir(mine) == ["thesis.txt"]
     assert link.is_symlink()

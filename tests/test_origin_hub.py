@@ -13,18 +13,18 @@ from typing import TypedDict
 
 import pytest
 
-from repl_rl.machine.assets import asset
-from repl_rl.origin.hub import HubName, named
+from repl_rl.models.hub import HubName, find_hub_name
+from repl_rl.utils.package_data import find_asset
 from tests.hub import TOKEN, Hub, Repository, serving
 
 LOOK = """
 import json, sys
 from pathlib import Path
 from repl_rl.errors import ConfigError
-from repl_rl.origin import resolve
+from repl_rl.models.resolve_model import resolve_model
 told = []
 try:
-    found = resolve(sys.argv[1], Path("models"), told.append)
+    found = resolve_model(sys.argv[1], Path("models"), told.append)
     print(json.dumps(dict(folder=str(found.folder), reference=found.reference, fallback=found.fallback, told=told)))
 except ConfigError as error:
     print(json.dumps({"refused": str(error), "told": told}))
@@ -37,7 +37,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
     """Four models: a public one with copies in other formats, a private, a gated one, and one without safetensors."""
     files = tmp_path_factory.mktemp("files")
     for name in ("tiny", "private", "gated", "broken"):
-        shutil.copytree(asset("policies/quickstart"), files / name)
+        shutil.copytree(find_asset("policies/quickstart"), files / name)
     (files / "tiny" / "pytorch_model.bin").write_bytes(b"a copy")
     (files / "tiny" / "consolidated.safetensors").write_bytes(b"a copy")
     (files / "tiny" / "onnx").mkdir()
@@ -101,11 +101,11 @@ def test_a_name_becomes_the_folder_of_its_commit_without_copies_in_other_formats
     assert folder.is_relative_to(home)
     assert {file.name for file in folder.iterdir()} == PLAIN
     assert (folder / "model.safetensors").read_bytes() == (
-        asset("policies/quickstart") / "model.safetensors"
+        find_asset("policies/quickstart") / "model.safetensors"
     ).read_bytes()
     assert found["told"] == ["getting org/tiny from the hub ..."]
     assert found["fallback"] is None
-    assert named(folder) == HubName("org/tiny", commit)
+    assert find_hub_name(folder) == HubName("org/tiny", commit)
 
 
 def test_a_commit_that_is_cached_is_found_again_without_a_question(hub: Hub, home: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_cached_model_works_offline_and_says_so_to_people_and_to_the_summary(h
 
 
 def test_a_folder_of_that_name_wins(hub: Hub, home: Path) -> None:
-    shutil.copytree(asset("policies/quickstart"), home.parent / "org" / "tiny")
+    shutil.copytree(find_asset("policies/quickstart"), home.parent / "org" / "tiny")
     asked = len(hub.asked)
     found = look("org/tiny", hub.address, home)
     assert (found["folder"], found["reference"], found["told"]) == ("org/tiny", "org/tiny", [])
@@ -218,5 +218,5 @@ def test_training_on_an_unknown_name_leaves_nothing(hub: Hub, home: Path, addres
     ],
 )
 def test_what_is_a_name_of_the_hub(text: str, name: HubName | None) -> None:
-    assert HubName.of(text) == name
+    assert HubName.parse(text) == name
     assert name is None or str(name) == text

@@ -7,9 +7,9 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from repl_rl.engine import Sampling, open_engine
-from repl_rl.engine.checkpoint import checkpoint_shapes
-from repl_rl.origin import resolve
-from repl_rl.trainer.weights import save_weights
+from repl_rl.models.resolve_model import resolve_model
+from repl_rl.models.safetensors_index import read_checkpoint_shapes
+from repl_rl.trainer.weight_sync import save_weights
 
 pytestmark = pytest.mark.heavy
 
@@ -25,7 +25,7 @@ def smollm2() -> Path:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return resolve(str(smollm2()), tmp_path_factory.mktemp("models"), print).folder
+    return resolve_model(str(smollm2()), tmp_path_factory.mktemp("models"), print).folder
 
 
 async def answer(folder: Path, new: Path) -> tuple[str, list[float], list[float]]:
@@ -48,7 +48,7 @@ async def answer(folder: Path, new: Path) -> tuple[str, list[float], list[float]
 async def test_a_real_model_answers_on_vllm_and_takes_new_weights_with_its_tied_output(
     folder: Path, tmp_path: Path
 ) -> None:
-    shapes = checkpoint_shapes(folder)
+    shapes = read_checkpoint_shapes(folder)
     assert "lm_head.weight" not in shapes, "the output layer is the embedding, stored once"
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.config.tie_word_embeddings

@@ -15,18 +15,17 @@ import pytest
 from repl_rl.cli import main
 from repl_rl.cli.train import TrainConfig
 from repl_rl.cli.transcripts import TRANSCRIPTS
-from repl_rl.coldstart.selection import POLICY
 from repl_rl.errors import ConfigError
-from repl_rl.machine.alone import OWNER, alone, has_owner, maker, mark, owner
-from repl_rl.machine.folders import open_output_folder
-from repl_rl.machine.outputs import Output, contents
-from repl_rl.runs.folder import RUN, RunFolder
-from repl_rl.runs.listed import Status, listed
-from repl_rl.runs.store.table import TABLE
-from repl_rl.sandbox import jupyter
-from repl_rl.trainer.run import train
-from repl_rl.trainer.states import taken
-from repl_rl.world import World
+from repl_rl.rollout_config import RolloutConfig
+from repl_rl.runs.list_runs import RunStatus, read_run_info
+from repl_rl.runs.run_folder import RUN, RunFolder
+from repl_rl.runs.store.export_formats import TABLE
+from repl_rl.sandbox import jupyter_backend as jupyter
+from repl_rl.sft.select_rollouts import POLICY
+from repl_rl.trainer.plugins.checkpoint import open_run
+from repl_rl.trainer.train_setup import train
+from repl_rl.utils.atomic_files import OutputFolder, list_contents, open_output_folder
+from repl_rl.utils.file_lock import OWNER, describe_owner, is_locked, lock_folder, read_maker, write_marker
 
 SETTINGS = "seed = 0\n[trainer]\nsteps = 3\n"
 Fill = Callable[[Path], None]
@@ -43,7 +42,7 @@ def others(folder: Path) -> None:
 
 
 def an_evaluation(folder: Path) -> None:
-    mark(folder, "eval")
+    write_marker(folder, "eval")
     (folder / "config.toml").write_text("seed = 0\n")
     (folder / "rollouts").mkdir()
 
@@ -63,7 +62,7 @@ def a_run_with_a_note(folder: Path) -> None:
 
 
 def a_policy(folder: Path) -> None:
-    mark(folder, "sft")
+    write_marker(folder, "sft")
     (folder / "config.json").write_text("{}")
 
 
@@ -74,7 +73,7 @@ def old_transcripts(folder: Path) -> None:
 
 
 def a_run(folder: Path) -> None:
-    with RunFolder(folder, overwrite=True).held():
+    with RunFolder(folder, overwrite=True).lock():
         RunFolder(folder, overwrite=True, main=False).create(SETTINGS)
 
 
@@ -88,7 +87,7 @@ def nothing(folder: Path) -> None:
 
 
 def only_the_first_word(folder: Path) -> None:
-    mark(folder, "train")
+    write_marker(folder, "train")
 
 
 def a_torn_first_word(folder: Path) -> None:
@@ -132,10 +131,10 @@ def test_a_run_is_replaced_whole_or_half_made(tmp_path: Path, fill: Fill) -> Non
     folder = tmp_path / "mine"
     folder.mkdir()
     fill(folder)
-    with taken(RunFolder(folder, overwrite=True), "seed = 7\n", resume=False):
+    with open_run(RunFolder(folder, overwrite=True), "seed = 7\n", resume=False):
         assert (folder / "config.toml").read_text() == "seed = 7\n"
-        assert contents(folder) == ["checkpoints", "config.toml"]
-        assert maker(folder) == "train"
+        assert list_contents(folder) == ["checkpoints", "config.toml"]
+        assert read_maker(folder) == "train"
 
 
 def test_a_file_is_no_run_folder(tmp_path: Path) -> None:
@@ -181,13 +180,13 @@ def test_a_run_that_was_killed_before_it_had_settings_starts_when_it_is_resumed(
 ) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
-    mark(folder, "train")
+    write_marker(folder, "train")
     for name in files:
         (folder / name).write_text("seed =")
-    with taken(RunFolder(folder, overwrite=False, resume=True), "seed = 7\n", resume=True) as state:
+    with open_run(RunFolder(folder, overwrite=False, resume=True), "seed = 7\n", resume=True) as state:
         assert state is None
         assert (folder / "config.toml").read_text() == "seed = 7\n"
-        assert contents(folder) == ["checkpoints", "config.toml"]
+        assert list_contents(folder) == ["checkpoints", "config.toml"]
 
 
 @pytest.mark.parametrize("fill", [a_text, others, a_policy])
@@ -199,9 +198,9 @@ def test_what_is_no_run_is_not_resumed(tmp_path: Path, fill: Fill, capsys: pytes
     assert main(["train", "--out", str(tmp_path), "--name", "mine", "--resume"]) == 2
     assert "no run that can be resumed" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="no run that can be resumed"):
-        train(World(), out=folder, resume=True)
+        train(RolloutConfig(), out=folder, resume=True)
     with pytest.raises(ConfigError, match="run folder is"):
-        train(World(), out=folder)
+        train(RolloutConfig(), out=folder)
     assert tree(folder) == before
 
 
@@ -220,9 +219,9 @@ def test_a_run_is_not_replaced_by_one_that_starts_from_its_policy(
 HOLD = """
 import sys
 from pathlib import Path
-from repl_rl.runs.folder import RunFolder
+from repl_rl.runs.run_folder import RunFolder
 folder = RunFolder(Path(sys.argv[1]), overwrite=False, resume=True)
-with folder.held():
+with folder.lock():
     print("at work", flush=True)
     sys.stdin.read()
 """
@@ -246,7 +245,7 @@ def test_a_run_that_a_process_begins_to_work_on_after_it_was_looked_at_is_not_re
     a_run(folder)
     late, before = RunFolder(folder, overwrite=True), tree(folder)
     with at_work(folder):
-        with pytest.raises(ConfigError, match="another process is at work on it"), taken(late, "seed = 7\n", False):
+        with pytest.raises(ConfigError, match="another process is at work on it"), open_run(late, "seed = 7\n", False):
             raise AssertionError("it was taken")
         assert {**tree(folder), OWNER: b""} == {**before, OWNER: b""}
 
@@ -262,21 +261,21 @@ def test_a_run_that_a_process_is_at_work_on_is_refused_by_its_number_and_host(
         assert main(["train", "--out", str(tmp_path), "--name", "mine", flag]) == 2
         told = capsys.readouterr().err
         assert f"another process is at work on it: process {process.pid} on {socket.gethostname()}" in told
-        assert listed(folder).status is Status.RUNNING
+        assert read_run_info(folder).status is RunStatus.RUNNING
         assert {**tree(folder), OWNER: b""} == {**before, OWNER: b""}
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert not has_owner(folder)  # who was killed is in nobody's way
-    with taken(RunFolder(folder, overwrite=True), "seed = 7\n", resume=False):
-        assert owner(folder) == f"process {os.getpid()} on {socket.gethostname()}"
+    assert not is_locked(folder)  # who was killed is in nobody's way
+    with open_run(RunFolder(folder, overwrite=True), "seed = 7\n", resume=False):
+        assert describe_owner(folder) == f"process {os.getpid()} on {socket.gethostname()}"
 
 
 FORK = """
 import os, sys
 from pathlib import Path
-from repl_rl.machine.alone import alone
+from repl_rl.utils.file_lock import lock_folder
 reader, writer = os.pipe()
-with alone(Path(sys.argv[1])):
+with lock_folder(Path(sys.argv[1])):
     if os.fork():
         os.read(reader, 1)
         os._exit(0)
@@ -288,15 +287,15 @@ with alone(Path(sys.argv[1])):
 def test_a_process_that_was_forked_from_the_owner_does_not_keep_its_lock(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", FORK, str(tmp_path)], stdin=subprocess.PIPE) as process:
         assert process.wait() == 0  # the child waits for the end of its standard input
-        assert not has_owner(tmp_path)
-        with alone(tmp_path):
-            assert has_owner(tmp_path)
+        assert not is_locked(tmp_path)
+        with lock_folder(tmp_path):
+            assert is_locked(tmp_path)
 
 
 def test_a_run_that_appears_while_another_begins_is_not_removed(tmp_path: Path) -> None:
     late = RunFolder(tmp_path / "run", overwrite=False)
     a_run(tmp_path / "run")
-    with pytest.raises(ConfigError, match="--overwrite to replace it"), taken(late, "seed = 7\n", resume=False):
+    with pytest.raises(ConfigError, match="--overwrite to replace it"), open_run(late, "seed = 7\n", resume=False):
         raise AssertionError
     assert (tmp_path / "run" / "config.toml").read_text() == SETTINGS
 
@@ -304,7 +303,7 @@ def test_a_run_that_appears_while_another_begins_is_not_removed(tmp_path: Path) 
 def test_settings_are_compared_once_nobody_else_can_change_them(tmp_path: Path) -> None:
     late = RunFolder(tmp_path / "run", overwrite=False, resume=True)
     a_run(tmp_path / "run")
-    with pytest.raises(ConfigError, match="seed is 7, the run's 0"), taken(late, "seed = 7\n", resume=True):
+    with pytest.raises(ConfigError, match="seed is 7, the run's 0"), open_run(late, "seed = 7\n", resume=True):
         raise AssertionError
     assert (tmp_path / "run" / "config.toml").read_text() == SETTINGS
 
@@ -313,24 +312,24 @@ def test_a_note_that_appears_while_a_run_begins_stays(tmp_path: Path) -> None:
     a_run(tmp_path / "run")
     late = RunFolder(tmp_path / "run", overwrite=True)
     (tmp_path / "run" / "notes.md").touch()
-    with pytest.raises(ConfigError, match=r"notes\.md"), taken(late, SETTINGS, resume=False):
+    with pytest.raises(ConfigError, match=r"notes\.md"), open_run(late, SETTINGS, resume=False):
         raise AssertionError
-    assert contents(tmp_path / "run") == ["checkpoints", "config.toml", "notes.md"]
+    assert list_contents(tmp_path / "run") == ["checkpoints", "config.toml", "notes.md"]
 
 
 RACE = """
 import sys
 from pathlib import Path
 from repl_rl.errors import ConfigError
-from repl_rl.runs.folder import RunFolder
+from repl_rl.runs.run_folder import RunFolder
 for line in sys.stdin:
     path, flag = line.split()
     try:
         folder = RunFolder(Path(path), overwrite=flag == "overwrite", resume=flag == "resume")
-        with folder.held():
-            folder.create(f"by = {sys.argv[1]}\\n") if not (folder.begun and flag == "resume") else None
+        with folder.lock():
+            folder.create(f"by = {sys.argv[1]}\\n") if not (folder.exists and flag == "resume") else None
             for step in range(1, 4):
-                folder.step(step, {"by": float(sys.argv[1])}, [])
+                folder.write_step(step, {"by": float(sys.argv[1])}, [])
             print("won", flush=True)
             sys.stdin.readline()
     except ConfigError as error:
@@ -382,30 +381,30 @@ def tell(racers: list[subprocess.Popen[str]], words: str) -> None:
 LOCKED_AGAIN_AND_AGAIN = """
 import sys
 from pathlib import Path
-from repl_rl.machine.alone import alone
+from repl_rl.utils.file_lock import lock_folder
 for n in range(3000):
-    with alone(Path(sys.argv[1])):
+    with lock_folder(Path(sys.argv[1])):
         pass
 """
 
 
 def test_whoever_looks_while_a_folder_is_locked_finds_the_verb_that_made_it(tmp_path: Path) -> None:
-    with alone(tmp_path, made_by="a much longer name of a verb"):
+    with lock_folder(tmp_path, made_by="a much longer name of a verb"):
         pass
-    with alone(tmp_path, made_by="train"):
+    with lock_folder(tmp_path, made_by="train"):
         pass
     with subprocess.Popen([sys.executable, "-c", LOCKED_AGAIN_AND_AGAIN, str(tmp_path)]) as locking:
-        found = {maker(tmp_path)}
+        found = {read_maker(tmp_path)}
         while locking.poll() is None:
-            found.add(maker(tmp_path))
+            found.add(read_maker(tmp_path))
     assert (found, locking.returncode) == ({"train"}, 0)
 
 
 def test_a_huge_file_in_place_of_a_lock_file_is_cut(tmp_path: Path) -> None:
     with (tmp_path / OWNER).open("wb") as huge:
         huge.truncate(2**40)
-    with alone(tmp_path, made_by="train"):
-        assert maker(tmp_path) == "train"
+    with lock_folder(tmp_path, made_by="train"):
+        assert read_maker(tmp_path) == "train"
     assert (tmp_path / OWNER).stat().st_size <= 4096
 
 
@@ -413,15 +412,15 @@ def test_a_link_to_a_folder_stands_for_that_folder(tmp_path: Path) -> None:
     disk, link = tmp_path / "disk", tmp_path / "linked"
     disk.mkdir()
     link.symlink_to("disk")
-    with taken(RunFolder(link, overwrite=True), "seed = 1\n", resume=False):
+    with open_run(RunFolder(link, overwrite=True), "seed = 1\n", resume=False):
         pass
     inode = disk.stat().st_ino
     with (
-        taken(RunFolder(link, overwrite=True), "seed = 2\n", resume=False),
+        open_run(RunFolder(link, overwrite=True), "seed = 2\n", resume=False),
         pytest.raises(ConfigError, match="at work"),
     ):
         RunFolder(disk, overwrite=True)
-    with taken(RunFolder(link, overwrite=False, resume=True), "seed = 2\n", resume=True):
+    with open_run(RunFolder(link, overwrite=False, resume=True), "seed = 2\n", resume=True):
         pass
     assert (link.is_symlink(), disk.stat().st_ino) == (True, inode)
     assert (disk / "config.toml").read_text() == "seed = 2\n"
@@ -444,12 +443,12 @@ def test_links_in_a_run_are_removed_and_not_followed(tmp_path: Path) -> None:
     a_run(folder)
     (folder / "checkpoints").rmdir()
     (folder / "checkpoints").symlink_to(big)
-    with taken(RunFolder(folder, overwrite=True), SETTINGS, resume=False):
+    with open_run(RunFolder(folder, overwrite=True), SETTINGS, resume=False):
         assert not (folder / "checkpoints").is_symlink()
     assert (big / "weights").exists()
     (folder / OWNER).unlink()
     (folder / OWNER).symlink_to(secret)  # as a stranger's run could have it
-    with pytest.raises(ConfigError), taken(RunFolder(folder, overwrite=True), SETTINGS, resume=False):
+    with pytest.raises(ConfigError), open_run(RunFolder(folder, overwrite=True), SETTINGS, resume=False):
         raise AssertionError
     assert secret.read_text() == "not ours"
 
@@ -457,32 +456,32 @@ def test_links_in_a_run_are_removed_and_not_followed(tmp_path: Path) -> None:
 def test_what_a_stranger_wrote_about_the_owner_does_not_reach_the_terminal(tmp_path: Path) -> None:
     for said in ('{"pid": 1, "host": "\\u001b[2J"}', '{"pid": "x", "host": "h"}', "[" * 4000, "[]", "\0"):
         (tmp_path / OWNER).write_text(said)
-        assert owner(tmp_path) == "another process"
-        assert maker(tmp_path) == ""
+        assert describe_owner(tmp_path) == "another process"
+        assert read_maker(tmp_path) == ""
     (tmp_path / OWNER).unlink()
     os.mkfifo(tmp_path / OWNER)
-    assert owner(tmp_path) == "another process"
-    with alone(tmp_path):
+    assert describe_owner(tmp_path) == "another process"
+    with lock_folder(tmp_path):
         pass
 
 
 @pytest.mark.parametrize("kind", [POLICY, TRANSCRIPTS, TABLE, RUN], ids=lambda kind: kind.verb)
-def test_each_verb_replaces_its_own_output_alone(tmp_path: Path, kind: Output) -> None:
+def test_each_verb_replaces_its_own_output_alone(tmp_path: Path, kind: OutputFolder) -> None:
     for fill in (a_text, others, an_evaluation, hand_written_settings, broken_settings):
         folder = tmp_path / fill.__name__
         folder.mkdir()
         fill(folder)
         with pytest.raises(ConfigError, match="did not make it"):
-            kind.refuse_other(folder)
+            kind.validate_replaceable(folder)
     own = tmp_path / "own"
     own.mkdir()
-    kind.refuse_other(own)
-    mark(own, kind.verb)
-    (own / kind.entries[0].replace("*", "0")).touch()
-    kind.refuse_other(own)
+    kind.validate_replaceable(own)
+    write_marker(own, kind.verb)
+    (own / kind.name_patterns[0].replace("*", "0")).touch()
+    kind.validate_replaceable(own)
     (own / "mine").touch()
     with pytest.raises(ConfigError, match="'mine', which"):
-        kind.refuse_other(own)
+        kind.validate_replaceable(own)
 
 
 def test_a_new_policy_replaces_a_policy_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -526,13 +525,13 @@ DEMONSTRATED = ["transcripts", "--from-tasks", "builtin:count", "--sandbox", "in
 WRITE = """
 import sys
 from repl_rl.cli import main
-from repl_rl.machine import folders
-fill = folders.whole_folder
+from repl_rl.utils import atomic_files
+fill = atomic_files.replace_folder_atomically
 def slow(*arguments):
     print("at work", flush=True)
     sys.stdin.read()
     return fill(*arguments)
-folders.whole_folder = slow
+atomic_files.replace_folder_atomically = slow
 main(sys.argv[1:])
 """
 
@@ -591,7 +590,7 @@ def test_an_output_does_not_replace_what_came_to_lie_there(tmp_path: Path, overw
     with pytest.raises(ConfigError, match=told):
         work()
     assert os.listdir(tmp_path) == ["out"]
-    assert contents(out) == ["thesis.txt"]
+    assert list_contents(out) == ["thesis.txt"]
 
 
 def test_a_folder_of_a_users_that_has_the_name_of_a_lock_stays(tmp_path: Path) -> None:
@@ -610,7 +609,7 @@ def test_an_evaluation_is_for_one_process(tmp_path: Path, capsys: pytest.Capture
     folder = tmp_path / "out"
     folder.mkdir()
     flags = ["eval", "--engine", "transformers", "--sandbox", "unsafe", "--count", "2", "--out", str(folder)]
-    with alone(folder, "eval"):
+    with lock_folder(folder, "eval"):
         assert main(flags) == 2
         assert f"process {os.getpid()} on" in capsys.readouterr().err
     assert main(flags) == 0
@@ -631,10 +630,10 @@ def test_a_kernel_of_another_program_is_not_replaced(tmp_path: Path) -> None:
     file.parent.mkdir(parents=True)
     file.write_text('{"argv": ["python", "-m", "ipykernel_launcher"], "display_name": "Python 3"}')
     with pytest.raises(ConfigError, match="another file is there"):
-        jupyter.install(tmp_path, name="python3", isolated=False)
+        jupyter.install_kernelspec(tmp_path, name="python3", isolated=False)
     assert "ipykernel_launcher" in file.read_text()
-    jupyter.install(tmp_path, isolated=False)
-    jupyter.install(tmp_path, isolated=False)
+    jupyter.install_kernelspec(tmp_path, isolated=False)
+    jupyter.install_kernelspec(tmp_path, isolated=False)
 
 
 def test_make_clean_leaves_runs() -> None:

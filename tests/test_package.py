@@ -181,7 +181,7 @@ from repl_rl.sandbox import open_sandbox
 async def main():
     async with open_sandbox("local", warm=0) as sandbox, sandbox.session() as session:
         for line in ("import os, repl_rl; any(map(os.listdir, repl_rl.__path__))",
-                     "from repl_rl.tasks.generate import generate", "6 * 7"):
+                     "from repl_rl.tasks.generated_tasks import generate", "6 * 7"):
             print((await session.push(line)).text.splitlines()[-1])
 
 asyncio.run(main())

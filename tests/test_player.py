@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.credit.credited import Credited
-from repl_rl.rollout import RolloutThread
-from repl_rl.runs.player import TrajectoryPlayer
-from repl_rl.runs.player.live import Live
-from repl_rl.world import World
+from repl_rl.credit.credited_trajectory import CreditedTrajectory
+from repl_rl.rollout import SyncRollouts
+from repl_rl.rollout_config import RolloutConfig
+from repl_rl.runs.trajectory_player import LiveReplay, TrajectoryPlayer
 from tests.runs import HOSTILE, rollout, run_folder
 from tests.test_report import pick, size, unpacked
 from tests.worlds import TASK, world
@@ -20,24 +19,26 @@ LINES = ["x = 6\n", "x * 6\n", "submit_final_answer(x * 6)\n"]
 
 
 @pytest.fixture
-def policy() -> Iterator[RolloutThread]:
-    with RolloutThread(lambda: nullcontext(world(LINES[1:])), {TASK.id: TASK}) as source:
+def policy() -> Iterator[SyncRollouts]:
+    with SyncRollouts(lambda: nullcontext(world(LINES[1:])), {TASK.id: TASK}) as source:
         yield source
 
 
 @pytest.fixture
-def live(policy: RolloutThread) -> Iterator[Live]:
+def live(policy: SyncRollouts) -> Iterator[LiveReplay]:
     recorded = asyncio.run(world(LINES).collect([TASK]))
-    live = Live([Credited(t) for t in recorded], World(sandbox="unsafe"), policy, [TASK])
+    live = LiveReplay([CreditedTrajectory(t) for t in recorded], RolloutConfig(sandbox="unsafe"), policy, [TASK])
     yield live
     live.close()
 
 
-def ask(live: Live, kind: str, line: int = 1, fresh: bool = False, **more: object) -> dict[str, object]:
-    return dict(live.answer({"kind": kind, "text": "", "at": 0, "line": line, "count": 0, "fresh": fresh, **more}))
+def ask(live: LiveReplay, kind: str, line: int = 1, fresh: bool = False, **more: object) -> dict[str, object]:
+    return dict(
+        live.handle_message({"kind": kind, "text": "", "at": 0, "line": line, "count": 0, "fresh": fresh, **more})
+    )
 
 
-def test_lines_run_in_a_console_rebuilt_to_where_the_player_stands(live: Live) -> None:
+def test_lines_run_in_a_console_rebuilt_to_where_the_player_stands(live: LiveReplay) -> None:
     assert pick(ask(live, "type", text="x + 1"), "steps", 0, "shown") == "7\n>>> "
     ask(live, "edit", text="x = 50")
     answer = ask(live, "type", text="x")
@@ -48,7 +49,7 @@ def test_lines_run_in_a_console_rebuilt_to_where_the_player_stands(live: Live) -
     assert pick(again, "steps", 0, "difference") is None
 
 
-def test_the_policy_goes_on_from_there_and_the_line_has_a_value(live: Live) -> None:
+def test_the_policy_goes_on_from_there_and_the_line_has_a_value(live: LiveReplay) -> None:
     answer = ask(live, "branch", count=3)
     assert (size(answer["branches"]), answer["value"]) == (3, 0.0)
     assert pick(answer, "branches", 0, "answer") == "36"
@@ -68,16 +69,16 @@ def test_the_policy_goes_on_from_there_and_the_line_has_a_value(live: Live) -> N
         ({"kind": "branch", "count": 10**9}, "give 1 to 64"),
     ],
 )
-def test_a_page_may_send_anything(live: Live, message: dict[str, object], part: str) -> None:
+def test_a_page_may_send_anything(live: LiveReplay, message: dict[str, object], part: str) -> None:
     asked = {"kind": "type", "text": "1", "at": 0, "line": 1, "count": 1, "fresh": True} | message
-    assert part in str(live.answer(asked)["error"])
+    assert part in str(live.handle_message(asked)["error"])
 
 
 def test_without_a_policy_nothing_is_branched() -> None:
     (t,) = asyncio.run(world(LINES).collect([TASK]))
-    live = Live([Credited(t)], World(sandbox="unsafe"), None, [])
+    live = LiveReplay([CreditedTrajectory(t)], RolloutConfig(sandbox="unsafe"), None, [])
     assert pick(ask(live, "type", text="x"), "steps", 0, "shown") == "6\n>>> "
-    assert "RolloutThread" in str(ask(live, "branch", count=1)["error"])
+    assert "SyncRollouts" in str(ask(live, "branch", count=1)["error"])
     live.close()
 
 
@@ -88,7 +89,7 @@ def children() -> set[str]:
 def test_a_sandbox_in_which_nothing_could_be_rebuilt_is_let_go_too() -> None:
     (t,) = asyncio.run(world(LINES).collect([TASK]))
     before = children()
-    live = Live([Credited(t)], World(sandbox="unsafe"), None, [])
+    live = LiveReplay([CreditedTrajectory(t)], RolloutConfig(sandbox="unsafe"), None, [])
     assert "give 0 to 3" in str(ask(live, "type", line=9)["error"])
     assert children() - before
     live.close()

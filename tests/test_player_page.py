@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.runs.player import TrajectoryPlayer
 from repl_rl.runs.report import write_report
 from repl_rl.runs.store import write_step
+from repl_rl.runs.trajectory_player import TrajectoryPlayer
 from tests.chromium import Tab, chromium
 from tests.runs import calling, rollout, run_folder
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.credit.advantages import estimator
-from repl_rl.credit.rewards import line_reward
+from repl_rl.credit.advantage_estimators import load_estimator
+from repl_rl.credit.rewards import load_line_reward
 from repl_rl.errors import ConfigError, UserCodeError
 from repl_rl.samplers import load_sampler
 
 USERS: dict[str, Callable[[str], object]] = {
     "sampler": load_sampler,
-    "estimator": estimator,
-    "line reward": line_reward,
+    "estimator": load_estimator,
+    "line reward": load_line_reward,
 }
 
 
@@ -45,6 +45,6 @@ def test_what_cannot_be_called_is_no_function(thing: str) -> None:
 def test_a_program_finds_modules_in_the_folder_that_one_works_in_and_hides_none_by_them(tmp_path: Path) -> None:
     (tmp_path / "their_local_module.py").write_text("here = True\n")
     (tmp_path / "colorsys.py").write_text("1/0\n")
-    code = "from repl_rl.settings.named import imported; import colorsys"
-    code += "; assert imported('thing', 'their_local_module:here')"
+    code = "from repl_rl.settings.component_registry import import_attribute; import colorsys"
+    code += "; assert import_attribute('thing', 'their_local_module:here')"
     subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, check=True)

@@ -8,12 +8,12 @@ import pytest
 
 from repl_rl.engine import ScriptedEngine
 from repl_rl.engine.base import Chunk, EngineSession, Watch
-from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import ReplSampler, Rollouts
-from repl_rl.rollout.limits import RolloutLimits
-from repl_rl.rollout.renderer import Renderer
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.sandbox.inprocess import InProcessSandbox
 from repl_rl.tasks import Task
+from repl_rl.trajectory.trajectory import Trajectory
 from tests.conftest import TOKENIZERS
 
 _FRAGMENTS = [

@@ -9,8 +9,8 @@ import pytest
 
 from repl_rl.cli.train import TrainConfig
 from repl_rl.evaluation import read_study
-from repl_rl.runs.store import read
-from repl_rl.settings.arguments import parse
+from repl_rl.runs.store import read_trajectories
+from repl_rl.settings.argument_parser import parse
 from tests.documents import ROOT
 
 
@@ -28,7 +28,7 @@ def test_a_pretrained_model_goes_from_its_package_to_its_report(tmp_path: Path) 
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     run = tmp_path / "pretrained"
     assert len(read_study(tmp_path / "pretrained-before" / "eval.json").results) == 4
-    assert [len(list(read(tmp_path / f"pretrained-{mix}"))) for mix in ("warm", "cold")] == [8, 8]
+    assert [len(list(read_trajectories(tmp_path / f"pretrained-{mix}"))) for mix in ("warm", "cold")] == [8, 8]
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 2
     assert max(row["logprob_gap_max"] for row in rows) <= 1e-3

@@ -12,11 +12,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from repl_rl.cli.onward import USUAL
+from repl_rl.cli.next_steps import USUAL
 from repl_rl.engine import ENGINES
-from repl_rl.runs.listed import Status, listed
+from repl_rl.rollout_config import RolloutConfig
+from repl_rl.runs.list_runs import RunStatus, read_run_info
 from repl_rl.sandbox import SANDBOXES
-from repl_rl.world import World
 from tests.processes import wait_for
 from tests.serve.test_end import program
 from tests.test_onward import named
@@ -35,9 +35,11 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_usual_engine_and_sandbox_are_those_of_every_verb() -> None:
-    usual = {field.name: field.default for field in fields(World) if field.name in USUAL}
+    usual = {field.name: field.default for field in fields(RolloutConfig) if field.name in USUAL}
     assert usual == USUAL
-    assert (ENGINES.chosen(World().engine).kind, SANDBOXES.chosen(World().sandbox).kind) == tuple(USUAL.values())
+    assert (ENGINES.resolve(RolloutConfig().engine).kind, SANDBOXES.resolve(RolloutConfig().sandbox).kind) == tuple(
+        USUAL.values()
+    )
 
 
 def run(*words: str, limit_s: float = 250, typed: str | None = None) -> str:
@@ -87,5 +89,5 @@ def test_the_command_that_goes_on_with_an_interrupted_run_does_so_as_it_is_print
     assert head.startswith("runs/mine was interrupted after step ")
     (printed,) = named([command])
     assert "is finished" not in run(*shlex.split(printed)[1:])
-    assert listed(Path("runs/mine")).status is Status.FINISHED
-    assert listed(Path("runs/mine")).step == 6
+    assert read_run_info(Path("runs/mine")).status is RunStatus.FINISHED
+    assert read_run_info(Path("runs/mine")).step == 6

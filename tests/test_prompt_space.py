@@ -13,20 +13,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks import prompt_space
-from repl_rl.coldstart.demonstrations import CLEAN, Plan
-from repl_rl.coldstart.played import Course, played
 from repl_rl.engine import ScriptedEngine
-from repl_rl.record.trajectory import Observed, Prompt, Sampled, Trajectory
 from repl_rl.rollout import ReplSampler, Rollouts, RolloutSampler
 from repl_rl.rollout.episode import Episode
-from repl_rl.rollout.limits import RolloutLimits
-from repl_rl.rollout.renderer import Renderer
-from repl_rl.runs.replay import verify
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.rollout.token_renderer import Renderer
+from repl_rl.rollout_config import RolloutConfig
+from repl_rl.runs.replay import verify_trajectory
 from repl_rl.runs.store import to_text
-from repl_rl.samplers.conformance import check
+from repl_rl.samplers.conformance_checks import run_checks
 from repl_rl.sandbox.inprocess import InProcessSandbox
-from repl_rl.settings.toml import dump
-from repl_rl.world import World
+from repl_rl.settings.argument_parser import dump_toml
+from repl_rl.sft.demonstrations import CLEAN, DemonstrationPlan, DemonstrationSpec, play_demonstration
+from repl_rl.trajectory.trajectory import Observed, Prompt, Sampled, Trajectory
 from tests.vocabularies import VOCABULARIES
 from tests.worlds import TASK, world
 
@@ -67,12 +66,12 @@ class Typing:
         if not self._left:
             return (self._renderer.end_id,)
         line = self._left.pop(0)
-        return self._renderer.written(line, self._renderer.prompt_of_ids(ids[-8:]))
+        return self._renderer.encode_as_sampled(line, self._renderer.build_prompt_from_ids(ids[-8:]))
 
 
 def rolled(renderer: Renderer, lines: Sequence[str], sampler: RolloutSampler | None = None) -> Trajectory:
     """The rollout of a policy that types `lines`."""
-    engine = ScriptedEngine.asking(Typing(renderer, lines), forbidden_ids=renderer.forbidden_ids)
+    engine = ScriptedEngine.from_policy(Typing(renderer, lines), forbidden_ids=renderer.forbidden_ids)
     limits = RolloutLimits(max_lines=len(lines) + 1, max_line_tokens=400, max_observation_tokens=400)
     rollouts = Rollouts(engine, InProcessSandbox(), renderer, sampler or ReplSampler(), limits, "base")
     (trajectory,) = asyncio.run(rollouts.collect([TASK]))
@@ -173,7 +172,7 @@ def test_a_run_of_either_form_verifies_and_looks_alike(form: str, folders: dict[
     assert t.answer == "42"
     assert not any(run.status.is_error and "1/0" not in line.text for line in t.lines if (run := line.execution))
 
-    assert asyncio.run(verify(t, InProcessSandbox())).difference is None
+    assert asyncio.run(verify_trajectory(t, InProcessSandbox())).difference is None
     assert (
         ">>> x = 6 * 7\n>>> x\n42\n>>> for i in range(2):\n...     print(i)\n... \n0\n1\n>>> print('a b')\n"
         in to_text(t)
@@ -185,7 +184,9 @@ def test_a_run_of_either_form_verifies_and_looks_alike(form: str, folders: dict[
 def test_a_policy_that_leaves_the_space_out_is_understood_as_well(folders: dict[str, Path]) -> None:
     renderer = Renderer.from_folder(folders["smollm2"])
     lines = ["x = 6\n", "x\n", "submit_final_answer(x)\n"]
-    scripted = replace(ScriptedEngine.from_text(lines, renderer.written), forbidden_ids=renderer.forbidden_ids)
+    scripted = replace(
+        ScriptedEngine.from_text(lines, renderer.encode_as_sampled), forbidden_ids=renderer.forbidden_ids
+    )
     (t,) = asyncio.run(replace(world([], renderer=renderer), engine=scripted).collect([TASK]))
     assert renderer.decode(t.lines[0].token_ids) == "x = 6\n"
     assert [line.text for line in t.lines] == ["x = 6\n", "x\n", "submit_final_answer(x)\n"]
@@ -203,10 +204,10 @@ def test_exactly_one_space_is_the_prompts(folders: dict[str, Path]) -> None:
 
 def test_demonstrations_begin_lines_with_the_space(folders: dict[str, Path]) -> None:
     renderer = Renderer.from_folder(folders["smollm2"])
-    plan = Plan(
+    plan = DemonstrationPlan(
         ("total = 0\n", "for n in [40, 2]:\n", "    total += n\n\n", "total\n", "submit_final_answer({echo})\n")
     )
-    t = asyncio.run(played(TASK, plan, Course(("sum",), CLEAN, 1), InProcessSandbox(), renderer))
+    t = asyncio.run(play_demonstration(TASK, plan, DemonstrationSpec(("sum",), CLEAN, 1), InProcessSandbox(), renderer))
     assert t is not None
     assert t.answer == "42"
     assert renderer.decode(t.lines[0].token_ids) == " total = 0\n"
@@ -240,27 +241,27 @@ class Splitting(Asking):
 def test_sampler_check_finds_a_splice_that_ends_in_a_space_of_its_own(folders: dict[str, Path]) -> None:
     renderer = Renderer.from_folder(folders["smollm2"])
     for sampler, kept in ((Asking(), True), (Splitting(), False)):
-        (row,) = (row for row in check(sampler, renderer) if "splits a word" in row.name.replace("_", " "))
+        (row,) = (row for row in run_checks(sampler, renderer) if "splits a word" in row.name.replace("_", " "))
         assert row.passed == kept, row.detail
 
 
 def test_what_a_pattern_is_searched_in_is_the_text_without_the_space(folders: dict[str, Path]) -> None:
     renderer = Renderer.from_folder(folders["smollm2"])
-    before = renderer.prompt("?", "bare")
-    seen = renderer.watch(re.compile(r"\Adone"), before)
-    assert [seen(i) for i in renderer.written("done\n", before)][-1]
+    before = renderer.build_prompt("?", "bare")
+    seen = renderer.make_watch(re.compile(r"\Adone"), before)
+    assert [seen(i) for i in renderer.encode_as_sampled("done\n", before)][-1]
 
 
 def test_a_run_keeps_what_was_decided_and_an_older_one_is_played_as_it_was(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    small = World(model=str(folders["smollm2"]), engine="transformers")
+    small = RolloutConfig(model=str(folders["smollm2"]), engine="transformers")
     (folders["smollm2"] / "config.json").write_text("{}")
     begun = small.resolve_prompt_settings()
     assert begun.prompt_space == "sampled"
-    assert 'prompt_space = "sampled"' in dump(begun)
+    assert 'prompt_space = "sampled"' in dump_toml(begun)
     config = tmp_path / "config.toml"
-    config.write_text(dump(begun))
+    config.write_text(dump_toml(begun))
     assert small.resolve_prompt_settings(config).prompt_space == "sampled"
     config.write_text("")  # of a version that did not know the setting
     assert small.resolve_prompt_settings(config).prompt_space == "observed"
@@ -272,13 +273,15 @@ def test_a_policy_within_a_run_is_asked_as_it_was_trained(folders: dict[str, Pat
     final.mkdir(parents=True)
     VOCABULARIES["smollm2"](final)
     (final / "config.json").write_text("{}")
-    assert World(model=str(final)).resolve_prompt_settings().prompt_space == "sampled"
+    assert RolloutConfig(model=str(final)).resolve_prompt_settings().prompt_space == "sampled"
     (tmp_path / "run" / "metrics.jsonl").write_text("")
     (tmp_path / "run" / "config.toml").write_text("")
-    assert World(model=str(final)).resolve_prompt_settings().prompt_space == "observed"
-    assert not World(model=str(final)).renderer().samples_space, "also where nothing is resolved: chat, serve, rollout"
+    assert RolloutConfig(model=str(final)).resolve_prompt_settings().prompt_space == "observed"
+    assert not RolloutConfig(model=str(final)).load_renderer().samples_space, (
+        "also where nothing is resolved: chat, serve, rollout"
+    )
     (tmp_path / "run" / "config.toml").write_text('prompt_space = "sampled"\n')
-    assert World(model=str(final)).resolve_prompt_settings().prompt_space == "sampled"
+    assert RolloutConfig(model=str(final)).resolve_prompt_settings().prompt_space == "sampled"
 
 
 @pytest.mark.heavy

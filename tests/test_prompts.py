@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from repl_rl.errors import ConfigError
-from repl_rl.machine.assets import asset
-from repl_rl.record.console import PS1, PS2
-from repl_rl.rollout.prompts import OWN, start
-from repl_rl.rollout.prompts import template as recorded
-from repl_rl.rollout.renderer import Renderer
-from repl_rl.samplers.chat import opening
+from repl_rl.rollout.prompts import OWN, fill_template
+from repl_rl.rollout.prompts import load_template as load_template
+from repl_rl.rollout.token_renderer import Renderer
+from repl_rl.samplers.chat_format import build_opening_prompt
 from repl_rl.sandbox import InProcessSandbox
+from repl_rl.trajectory.console_text import PS1, PS2
+from repl_rl.utils.package_data import find_asset
 from tests.conftest import merged_tokenizer
 from tests.worlds import RENDERER, TASK, world
 
@@ -37,14 +37,14 @@ async def replayed(transcript: str) -> str:
             if line.startswith((PS1, PS2)):
                 result = await console.push(line[4:])
                 shown += f"{PS2 if more else PS1}{line[4:]}\n{result.text}"
-                more = result.more
+                more = result.incomplete
     return shown
 
 
 @pytest.mark.parametrize("template", ["few_shot", "chat_few_shot"])
 def test_every_worked_example_is_what_the_console_shows_and_ends_with_a_final_answer(template: str) -> None:
-    text = asset(f"prompts/{template}.txt").read_text().replace("{banner}>>> ", "")
-    turns = [example.session for example in start(template, "?", "3").examples]
+    text = find_asset(f"prompts/{template}.txt").read_text().replace("{banner}>>> ", "")
+    turns = [example.session for example in fill_template(template, "?", "3").examples]
     examples = turns or [part for part in re.split(r"(?m)^# Task: .*\n", text)[1:] if part.strip()]
     assert len(examples) >= 2
     for example in examples:
@@ -56,11 +56,11 @@ def test_every_worked_example_is_what_the_console_shows_and_ends_with_a_final_an
 def test_worked_examples_of_a_chat_are_turns_between_the_system_message_and_the_question(tmp_path: Path) -> None:
     file = tmp_path / "own.txt"
     file.write_text("Be brief.\n\n[user]\n6 * 7?\n[assistant]\n>>> 6 * 7\n42\n\n[user]\n{1}?\n[assistant]\n>>> {1}\n")
-    own = recorded(str(file))
-    asked = chat_renderer().prompt("And {2}?", own)
+    own = load_template(str(file))
+    asked = chat_renderer().build_prompt("And {2}?", own)
     turns = "<system>Be brief.\n<user>6 * 7?\n<assistant>>>> 6 * 7\n42\n\n<user>{1}?\n<assistant>>>> {1}\n\n"
     assert asked.text == turns + "<user>And {2}?\n<assistant>>>> "
-    assert opening(chat_renderer(), "", "And {2}?", own).text == turns + "<user>And {2}?\n<assistant>"
+    assert build_opening_prompt(chat_renderer(), "", "And {2}?", own).text == turns + "<user>And {2}?\n<assistant>"
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_worked_examples_of_a_chat_are_turns_between_the_system_message_and_the_
 )
 def test_turns_that_do_not_alternate_are_refused(turns: str) -> None:
     with pytest.raises(ConfigError, match="let a line \\[user\\]"):
-        start(f"{OWN}Be brief.\n{turns}", "?", "3")
+        fill_template(f"{OWN}Be brief.\n{turns}", "?", "3")
 
 
 @pytest.mark.parametrize("template", ["base", "few_shot", "chat"])
@@ -85,4 +85,4 @@ def test_a_prompt_ends_with_the_question_and_the_banner_of_the_sandboxs_own_pyth
 
 @pytest.mark.parametrize("template", ["bare", "base", "few_shot"])
 def test_a_question_with_braces_stays_as_it_is(template: str) -> None:
-    assert "What is {banner} + {question}?" in RENDERER.prompt("What is {banner} + {question}?", template).text
+    assert "What is {banner} + {question}?" in RENDERER.build_prompt("What is {banner} + {question}?", template).text

@@ -13,10 +13,10 @@ import pytest
 from benchmarks import publish
 from benchmarks.pages import Block
 from repl_rl.cli import VERBS
-from repl_rl.record.trajectory import Stop
 from repl_rl.samplers import load_sampler
-from repl_rl.settings.toml import flatten, load
+from repl_rl.settings.argument_parser import flatten, load_toml
 from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trajectory.trajectory import Stop
 from tests.worlds import TASK, world
 
 ROOT = Path(__file__).parent.parent
@@ -66,7 +66,7 @@ def test_the_figures_are_those_of_the_published_run() -> None:
 def test_the_published_run_is_what_make_train_does_and_names_no_place_of_the_machine_that_made_it() -> None:
     for file in ("summary.json", "config.toml"):
         assert not re.search(r'"/\w', (publish.FOLDER / file).read_text())
-    said = dict(flatten(load(publish.FOLDER / "config.toml")))
+    said = dict(flatten(load_toml(publish.FOLDER / "config.toml")))
     for name in ("steps", "prompts_per_step", "group_size", "learning_rate", "estimator", "importance"):
         assert said[f"trainer.{name}"] == getattr(TrainerConfig(), name)
 

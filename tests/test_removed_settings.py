@@ -7,11 +7,10 @@ import pytest
 
 from repl_rl.cli.train import TrainConfig
 from repl_rl.errors import ConfigError
-from repl_rl.settings.arguments import parse
-from repl_rl.settings.removed import REMOVED, without_removed
-from repl_rl.settings.scalars import literal
-from repl_rl.settings.toml import flatten, load
-from repl_rl.world import OF_A_RUN
+from repl_rl.rollout_config import OF_A_RUN
+from repl_rl.settings.argument_parser import flatten, load_toml, parse
+from repl_rl.settings.removed_settings import REMOVED, without_removed
+from repl_rl.settings.toml_values import format_toml_value
 
 OF_TRAIN = sorted(name for name in REMOVED if name.partition(".")[0] in OF_A_RUN)
 
@@ -19,13 +18,13 @@ OF_TRAIN = sorted(name for name in REMOVED if name.partition(".")[0] in OF_A_RUN
 def file_with(folder: Path, name: str, value: object) -> Path:
     table, _, key = name.rpartition(".")
     file = folder / "config.toml"
-    file.write_text((f"[{table}]\n" if table else "") + f"{key} = {literal(value)}\nkept = 1\n")
+    file.write_text((f"[{table}]\n" if table else "") + f"{key} = {format_toml_value(value)}\nkept = 1\n")
     return file
 
 
 @pytest.mark.parametrize("name", sorted(REMOVED))
 def test_a_file_with_a_neutral_value_is_read_without_it(name: str, tmp_path: Path) -> None:
-    found = dict(flatten(load(file_with(tmp_path, name, REMOVED[name].neutral))))
+    found = dict(flatten(load_toml(file_with(tmp_path, name, REMOVED[name].neutral))))
     table, _, _ = name.rpartition(".")
     assert found == {f"{table}.kept" if table else "kept": 1}
 

@@ -11,7 +11,7 @@ from tokenizers import Regex, decoders, normalizers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from repl_rl.errors import ConfigError
-from repl_rl.rollout.renderer import Renderer
+from repl_rl.rollout.token_renderer import Renderer
 from tests.conftest import TOKENIZERS, merged_tokenizer, overshooting_tokenizer, sentencepiece_tokenizer
 
 RENDERERS = {name: Renderer(make(), "carry") for name, make in TOKENIZERS.items()}
@@ -30,7 +30,7 @@ def test_an_encoded_text_decodes_to_itself(name: str, text: str) -> None:
 @pytest.mark.parametrize("printed", ["<|im_end|>", "</s>", "<s>", "<unk>", "<|pad|>"])
 def test_printed_control_tokens_stay_text(name: str, printed: str) -> None:
     renderer = RENDERERS[name]
-    ids = renderer.observation(printed + "\n>>> ").token_ids
+    ids = renderer.encode_observation(printed + "\n>>> ").token_ids
     assert not set(ids) & set(renderer.tokenizer.all_special_ids)
     assert renderer.decode(ids) == printed + ("\n>>>" if renderer.samples_space else "\n>>> ")
 
@@ -87,12 +87,12 @@ def test_a_first_word_keeps_its_own_spaces() -> None:
 def test_a_long_observation_keeps_head_and_tail_and_says_what_was_cut() -> None:
     renderer = RENDERERS["merged"]
     text = "".join(f"{i}\n" for i in range(500)) + ">>> "
-    observed = renderer.observation(text, max_tokens=32)
+    observed = renderer.encode_observation(text, max_tokens=32)
     assert observed.text.startswith("0\n1\n")
     assert observed.text.endswith("499\n>>> ")
     assert "tokens cut" in observed.text
     assert renderer.decode(observed.token_ids) == observed.text
-    assert renderer.observation("short\n>>> ", max_tokens=32).text == "short\n>>> "
+    assert renderer.encode_observation("short\n>>> ", max_tokens=32).text == "short\n>>> "
 
 
 def test_a_lone_surrogate_is_shown_escaped() -> None:
@@ -100,13 +100,13 @@ def test_a_lone_surrogate_is_shown_escaped() -> None:
 
 
 def test_a_question_may_contain_braces() -> None:
-    prompt = RENDERERS["merged"].prompt("len({1: 2}) {x}", "bare")
+    prompt = RENDERERS["merged"].build_prompt("len({1: 2}) {x}", "bare")
     assert prompt.text == "len({1: 2}) {x}\n>>> "
     assert RENDERERS["merged"].decode(prompt.token_ids) == prompt.text
 
 
 def test_the_base_prompt_shows_the_version_of_the_sandboxed_python() -> None:
-    prompt = RENDERERS["merged"].prompt("What is 2 + 2?", "base", version="3.11.7")
+    prompt = RENDERERS["merged"].build_prompt("What is 2 + 2?", "base", version="3.11.7")
     assert "Python 3.11.7 on linux\n" in prompt.text
     assert prompt.text.endswith("\n>>> ")
 
@@ -118,7 +118,7 @@ def test_a_chat_prompt_is_the_template_and_then_the_banner_as_the_beginning_of_t
         "{% if add_generation_prompt %}assistant: {% endif %}"
     )
     renderer = Renderer(tokenizer)
-    prompt = renderer.prompt("What is 2 + 2?", "chat", version="3.11.7")
+    prompt = renderer.build_prompt("What is 2 + 2?", "chat", version="3.11.7")
     head, banner = prompt.text.split("assistant: ")
     assert "user: What is 2 + 2?<|im_end|>\n" in head
     assert banner.startswith("Python 3.11.7 on linux\n")
@@ -129,12 +129,12 @@ def test_a_chat_prompt_is_the_template_and_then_the_banner_as_the_beginning_of_t
 
 def test_a_chat_prompt_without_a_template_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"chat template of .* --prompt base"):
-        RENDERERS["merged"].prompt("q", "chat")
+        RENDERERS["merged"].build_prompt("q", "chat")
 
 
 def test_an_unknown_template_is_named() -> None:
     with pytest.raises(ConfigError, match="prompt is 'nope'; choose one of bare, base"):
-        RENDERERS["merged"].prompt("q", "nope")
+        RENDERERS["merged"].build_prompt("q", "nope")
 
 
 def test_a_vocabulary_without_an_end_token_is_refused() -> None:
@@ -167,7 +167,7 @@ def test_a_tokenizer_whose_regex_comes_to_no_end_is_one_line(way: str) -> None:
     renderer = Renderer(tokenizer)
     steps: dict[str, Callable[[], object]] = {
         "text": lambda: renderer.encode("a" * 40),
-        "chat": lambda: renderer.with_controls("a" * 40),
+        "chat": lambda: renderer.encode_with_control_tokens("a" * 40),
         "decoder": lambda: renderer.decode([*renderer._anchor] * 40),
     }
     with pytest.raises(ConfigError, match=r"tokenizer of .*retry-limit.*it cannot (en|de)code this text; use another"):

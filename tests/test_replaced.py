@@ -10,14 +10,21 @@ import pytest
 
 from repl_rl.cli import main
 from repl_rl.cli.transcripts import TRANSCRIPTS
-from repl_rl.coldstart.selection import POLICY
 from repl_rl.errors import ConfigError
-from repl_rl.machine import folders
-from repl_rl.machine.alone import alone, mark
-from repl_rl.machine.durable import damage, write_durably
-from repl_rl.machine.folders import exchange, open_output_folder, restore, whole_folder
-from repl_rl.machine.outputs import Output, contents
-from repl_rl.runs.store.table import TABLE
+from repl_rl.runs.store.export_formats import TABLE
+from repl_rl.sft.select_rollouts import POLICY
+from repl_rl.utils import atomic_files as folders
+from repl_rl.utils.atomic_files import (
+    OutputFolder,
+    exchange_names,
+    find_damage,
+    list_contents,
+    open_output_folder,
+    replace_folder_atomically,
+    restore_backup,
+    write_folder_durably,
+)
+from repl_rl.utils.file_lock import lock_folder, write_marker
 from tests.doom import killed_at_each_write
 
 FILES = {POLICY: "config.json", TRANSCRIPTS: "transcripts.json", TABLE: "state.json"}
@@ -29,42 +36,42 @@ OLD, NEW = "seed = 0\n", "seed = 1\n"
 def exchanges(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """True where the file system exchanges two names."""
     if request.param == "two renames":
-        monkeypatch.setattr(folders, "exchange", lambda one, other: False)
+        monkeypatch.setattr(folders, "exchange_names", lambda one, other: False)
     return bool(request.param == "exchange")
 
 
-def fill(folder: Path, kind: Output, said: str) -> None:
+def fill(folder: Path, kind: OutputFolder, said: str) -> None:
     (folder / FILES[kind]).write_text(said)
     if kind is TRANSCRIPTS:
         (folder / "trajectories").mkdir(exist_ok=True)
         (folder / "config.toml").write_text(said)
 
 
-def older(final: Path, kind: Output) -> Path:
+def older(final: Path, kind: OutputFolder) -> Path:
     final.mkdir(parents=True)
-    mark(final, kind.verb)
+    write_marker(final, kind.verb)
     fill(final, kind, OLD)
     return final
 
 
-def says(folder: Path, kind: Output) -> str:
+def says(folder: Path, kind: OutputFolder) -> str:
     """Content of a complete folder."""
     said = (folder / FILES[kind]).read_text()
     if kind is TRANSCRIPTS:
-        assert contents(folder) == ["config.toml", "trajectories", "transcripts.json"]
+        assert list_contents(folder) == ["config.toml", "trajectories", "transcripts.json"]
         assert (folder / "config.toml").read_text() == said
     else:
-        assert contents(folder) == [FILES[kind]]
+        assert list_contents(folder) == [FILES[kind]]
     return said
 
 
-def replace(final: Path, kind: Output) -> None:
+def replace(final: Path, kind: OutputFolder) -> None:
     """As `export` does."""
-    with whole_folder(final, kind) as made:
+    with replace_folder_atomically(final, kind) as made:
         fill(made, kind, NEW)
 
 
-def overwrite(final: Path, kind: Output) -> None:
+def overwrite(final: Path, kind: OutputFolder) -> None:
     """As `sft` and `transcripts` do."""
     with open_output_folder(final, kind, overwrite=True) as made:
         fill(made, kind, NEW)
@@ -72,7 +79,7 @@ def overwrite(final: Path, kind: Output) -> None:
 
 @pytest.mark.parametrize(("work", "kind"), [(replace, TABLE), (overwrite, POLICY), (overwrite, TRANSCRIPTS)])
 def test_a_folder_that_is_replaced_is_there_through_a_kill_at_any_write(
-    tmp_path: Path, exchanges: bool, work: Callable[[Path, Output], None], kind: Output
+    tmp_path: Path, exchanges: bool, work: Callable[[Path, OutputFolder], None], kind: OutputFolder
 ) -> None:
     final = tmp_path / "out"
     older(final, kind)
@@ -80,7 +87,7 @@ def test_a_folder_that_is_replaced_is_there_through_a_kill_at_any_write(
     for _ in killed_at_each_write(lambda: work(final, kind)):
         if not final.exists():
             assert not exchanges
-            assert restore(final, kind)
+            assert restore_backup(final, kind)
             restored += 1
         seen.add(says(final, kind))
         work(final, kind)  # the next call
@@ -93,7 +100,9 @@ def test_a_folder_that_is_replaced_is_there_through_a_kill_at_any_write(
 
 
 @pytest.mark.parametrize("kind", [POLICY, TRANSCRIPTS])
-def test_a_new_folder_is_there_whole_or_not_at_all_through_a_kill_at_any_write(tmp_path: Path, kind: Output) -> None:
+def test_a_new_folder_is_there_whole_or_not_at_all_through_a_kill_at_any_write(
+    tmp_path: Path, kind: OutputFolder
+) -> None:
     final = tmp_path / "out"
     seen = set[str]()
     for _ in killed_at_each_write(lambda: overwrite(final, kind)):
@@ -105,7 +114,7 @@ def test_a_new_folder_is_there_whole_or_not_at_all_through_a_kill_at_any_write(t
     assert seen == {"nothing", NEW}
 
 
-def stopped_between_two_renames(final: Path, kind: Output) -> None:
+def stopped_between_two_renames(final: Path, kind: OutputFolder) -> None:
     older(final, kind).rename(final.with_name(f".{final.name}.older"))
 
 
@@ -127,20 +136,20 @@ def test_a_call_that_does_not_replace_brings_the_older_one_back_too(
 def test_nothing_is_brought_back_in_the_place_of_another_or_from_a_process_at_work(tmp_path: Path) -> None:
     final, kept = tmp_path / "out", tmp_path / ".out.older"
     stopped_between_two_renames(final, POLICY)
-    with alone(kept):
-        assert not restore(final, POLICY)
-    assert not restore(final, TABLE)  # another verb's
+    with lock_folder(kept):
+        assert not restore_backup(final, POLICY)
+    assert not restore_backup(final, TABLE)  # another verb's
     final.mkdir()
-    assert not restore(final, POLICY)
+    assert not restore_backup(final, POLICY)
     final.rmdir()
-    assert restore(final, POLICY)
+    assert restore_backup(final, POLICY)
     assert os.listdir(tmp_path) == ["out"]
 
 
 def test_a_folder_of_a_users_that_has_the_name_of_an_older_one_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folders, "exchange", lambda one, other: False)
+    monkeypatch.setattr(folders, "exchange_names", lambda one, other: False)
     final = older(tmp_path / "out", TABLE)
     (tmp_path / ".out.older").mkdir()
     (tmp_path / ".out.older" / "thesis.txt").touch()
@@ -152,7 +161,7 @@ def test_a_folder_of_a_users_that_has_the_name_of_an_older_one_stays(
 
 def test_what_is_refused_for_another_reason_is_raised(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file") as raised:
-        exchange(tmp_path / "one", tmp_path / "other")
+        exchange_names(tmp_path / "one", tmp_path / "other")
     assert raised.value.errno == errno.ENOENT
 
 
@@ -163,9 +172,9 @@ def test_a_state_that_is_written_again_is_there_through_a_kill_at_any_write(tmp_
         def fill_state(made: Path) -> None:
             (made / "state").write_text(said)
 
-        write_durably(final, fill_state)
+        write_folder_durably(final, fill_state)
 
     write(OLD)
     for _ in killed_at_each_write(lambda: write(NEW)):
-        assert damage(final) is None
+        assert find_damage(final) is None
         assert (final / "state").read_text() in (OLD, NEW)

@@ -8,7 +8,22 @@ from typing import TypeVar
 import pytest
 
 from repl_rl.errors import ConfigError
-from repl_rl.record.trajectory import (
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.runs.replay import (
+    Difference,
+    DifferenceCause,
+    Replay,
+    ShownText,
+    get_branch_point,
+    guess_cause,
+    is_same,
+    open_replay,
+    validate_replayable,
+    verify_all,
+    verify_trajectory,
+)
+from repl_rl.sandbox.inprocess import InProcessSandbox
+from repl_rl.trajectory.trajectory import (
     Execution,
     Failure,
     FailureKind,
@@ -20,11 +35,6 @@ from repl_rl.record.trajectory import (
     Stop,
     Trajectory,
 )
-from repl_rl.rollout.limits import RolloutLimits
-from repl_rl.runs.replay import Cause, Difference, Replay, Shown, open_replay, start_at, verify, verify_all
-from repl_rl.runs.replay.compare import cause, same
-from repl_rl.runs.replay.session import check
-from repl_rl.sandbox.inprocess import InProcessSandbox
 from tests.worlds import TASK, world
 
 T = TypeVar("T")
@@ -48,7 +58,7 @@ def replayed(t: Trajectory, act: Callable[[Replay], Awaitable[T]], to_line: int 
 def test_stepping_shows_each_line_with_what_it_prints_now() -> None:
     async def act(replay: Replay) -> list[tuple[int | None, str]]:
         while not replay.ended:
-            await replay.step()
+            await replay.run_next()
         return [(step.line, step.shown.text) for step in replay.steps]
 
     shown = replayed(played(LINES), act)
@@ -56,51 +66,51 @@ def test_stepping_shows_each_line_with_what_it_prints_now() -> None:
 
 
 def test_a_deterministic_trajectory_shows_what_was_recorded() -> None:
-    found = asyncio.run(verify(played(LINES), SANDBOX))
-    assert (found.lines, found.difference, found.skipped) == (6, None, "")
+    found = asyncio.run(verify_trajectory(played(LINES), SANDBOX))
+    assert (found.lines, found.difference, found.skip_reason) == (6, None, "")
 
 
 @pytest.mark.parametrize(
     ("lines", "at", "expected"),
     [
-        (["x = 1\n", "import time as clock\n", "t = clock.time_ns()\n", "t\n"], 3, Cause.TIME),
-        (["import random\n", "y = random.random()\n", "y\n"], 2, Cause.RANDOMNESS),
-        (["class A: pass\n", "\n", "[A() for _ in range(9)]\n"], 2, Cause.ADDRESSES),
-        (["import os\n", "os.environ['WHERE']\n"], 1, Cause.ENVIRONMENT),
+        (["x = 1\n", "import time as clock\n", "t = clock.time_ns()\n", "t\n"], 3, DifferenceCause.TIME),
+        (["import random\n", "y = random.random()\n", "y\n"], 2, DifferenceCause.RANDOMNESS),
+        (["class A: pass\n", "\n", "[A() for _ in range(9)]\n"], 2, DifferenceCause.ADDRESSES),
+        (["import os\n", "os.environ['WHERE']\n"], 1, DifferenceCause.ENVIRONMENT),
     ],
 )
 def test_a_divergent_line_is_named_with_its_cause(
-    lines: list[str], at: int, expected: Cause, monkeypatch: pytest.MonkeyPatch
+    lines: list[str], at: int, expected: DifferenceCause, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WHERE", "there")
     t = played([*lines, "exit()\n"])
     monkeypatch.setenv("WHERE", "here")
     # These take the places in memory that the recorded objects had.
     kept = [type("A", (), {})() for _ in range(1000)]
-    found = asyncio.run(verify(t, SANDBOX)).difference
+    found = asyncio.run(verify_trajectory(t, SANDBOX)).difference
     assert kept
     assert found is not None
     assert (found.line, found.cause) == (at, expected)
 
 
 def test_what_changes_from_run_to_run_without_a_reason_in_the_lines_is_randomness() -> None:
-    recorded, now, again = (Shown(text, LineStatus.OK) for text in ("1\n", "2\n", "3\n"))
-    assert cause(["f()\n"], recorded, now, again) is Cause.RANDOMNESS
-    assert cause(["f()\n"], recorded, now, now) is Cause.ENVIRONMENT
-    late = Shown("1\n", LineStatus.TIMEOUT)
-    assert cause(["f()\n"], recorded, late, late) is Cause.TIME
+    recorded, now, again = (ShownText(text, LineStatus.OK) for text in ("1\n", "2\n", "3\n"))
+    assert guess_cause(["f()\n"], recorded, now, again) is DifferenceCause.RANDOMNESS
+    assert guess_cause(["f()\n"], recorded, now, now) is DifferenceCause.ENVIRONMENT
+    late = ShownText("1\n", LineStatus.TIMEOUT)
+    assert guess_cause(["f()\n"], recorded, late, late) is DifferenceCause.TIME
 
 
 def test_a_cut_observation_agrees_when_both_of_its_ends_do() -> None:
     limits = RolloutLimits(max_line_tokens=200, max_observation_tokens=20)
     t = played(["'é' * 200\n", "exit()\n"], limits)
     assert "tokens cut" in str(t.segments[1])
-    assert asyncio.run(verify(t, SANDBOX)).difference is None
-    cut = Shown("abc\n[... 9 tokens cut ...]\nxyz", LineStatus.OK, cut=True)
-    assert same(cut, Shown("abc---xyz", LineStatus.OK))
-    assert not same(cut, Shown("abd---xyz", LineStatus.OK))
-    assert not same(cut, Shown("abxyz", LineStatus.OK))
-    assert not same(cut, Shown("abc---xyz", LineStatus.EXCEPTION))
+    assert asyncio.run(verify_trajectory(t, SANDBOX)).difference is None
+    cut = ShownText("abc\n[... 9 tokens cut ...]\nxyz", LineStatus.OK, truncated=True)
+    assert is_same(cut, ShownText("abc---xyz", LineStatus.OK))
+    assert not is_same(cut, ShownText("abd---xyz", LineStatus.OK))
+    assert not is_same(cut, ShownText("abxyz", LineStatus.OK))
+    assert not is_same(cut, ShownText("abc---xyz", LineStatus.EXCEPTION))
 
 
 def test_a_whole_run_gets_a_score() -> None:
@@ -109,30 +119,30 @@ def test_a_whole_run_gets_a_score() -> None:
     called = Line((1,), (-0.1,), "f()", LineEnd.MATCH, Execution(LineStatus.OK, 0.0))
     chat = Trajectory("chat", "t", Prompt("Hi", (1,)), (Sampled((called,)),), Stop.FINISHED, 0, 0, 0.0)
     found = asyncio.run(verify_all([played(LINES), bad, chat, lost], SANDBOX))
-    assert (found.verified, found.score) == (2, 0.5)
-    assert found.causes == {"time": 1}
+    assert (found.verified_count, found.match_rate) == (2, 0.5)
+    assert found.divergence_causes == {"time": 1}
     assert [v.id for v in found.divergent] == ["bad"]
-    assert "can be shown, but not executed again" in found.verifications[2].skipped
+    assert "can be shown, but not executed again" in found.verifications[2].skip_reason
 
 
 def test_a_line_is_edited_and_the_rest_of_the_trajectory_follows_from_it() -> None:
     async def act(replay: Replay) -> tuple[list[str], Difference | None]:
-        await replay.edit("x = 7")
-        await replay.type("y = x")
+        await replay.run_instead("x = 7")
+        await replay.run_typed("y = x")
         while not replay.ended:
-            await replay.step()
+            await replay.run_next()
         shown = [step.shown.text for step in replay.steps if step.line in (4, None)]
         return shown, next(step.difference for step in replay.steps if step.line == 4)
 
     shown, difference = replayed(played(LINES), act)
     assert shown == [">>> ", "48\n>>> "]
     assert difference is not None
-    assert difference.cause is Cause.EDIT
+    assert difference.cause is DifferenceCause.EDIT
 
 
 def test_equal_states_have_equal_digests_and_others_have_not() -> None:
     t = played([LINES[0], "import math\n", "def f(): pass\n", "\n", "x * 6\n", "exit()\n"])
-    first, second, earlier = (replayed(t, Replay.state, to_line=k) for k in (5, 5, 2))
+    first, second, earlier = (replayed(t, Replay.compute_state_digest, to_line=k) for k in (5, 5, 2))
     assert first == second != earlier
     assert len(first) == 64
 
@@ -147,7 +157,7 @@ def test_equal_states_have_equal_digests_and_others_have_not() -> None:
 )
 def test_a_digest_tells_types_code_and_attributes_apart(one: str, other: str) -> None:
     ended = [played([text, "exit()\n"]) for text in (one, other)]
-    ones, others = ([replayed(t, Replay.state, to_line=1) for _ in "ab"] for t in ended)
+    ones, others = ([replayed(t, Replay.compute_state_digest, to_line=1) for _ in "ab"] for t in ended)
     assert len({*ones}) == len({*others}) == 1
     assert ones != others
 
@@ -155,18 +165,18 @@ def test_a_digest_tells_types_code_and_attributes_apart(one: str, other: str) ->
 def test_a_replay_refuses_what_cannot_be() -> None:
     t = played(LINES)
     with pytest.raises(ConfigError, match="give 0 to 6"):
-        replayed(t, Replay.state, to_line=7)
+        replayed(t, Replay.compute_state_digest, to_line=7)
     with pytest.raises(ConfigError, match="within a cell"):
-        replayed(t, Replay.state, to_line=2)
+        replayed(t, Replay.compute_state_digest, to_line=2)
     with pytest.raises(ConfigError, match="ended"):
-        replayed(t, lambda replay: replay.type("1"), to_line=6)
+        replayed(t, lambda replay: replay.run_typed("1"), to_line=6)
     with pytest.raises(ConfigError, match="the rollout ended with that line"):
-        start_at(t, 6)
+        get_branch_point(t, 6)
     with pytest.raises(ConfigError, match="give 0 to 6"):
-        start_at(t, -1)
+        get_branch_point(t, -1)
     told = [replace(x, execution=x.execution and replace(x.execution, ran=())) for x in t.lines]
     with pytest.raises(ConfigError, match="does not say what a console was given"):
-        check(replace(t, segments=(Sampled(tuple(told)),)))
+        validate_replayable(replace(t, segments=(Sampled(tuple(told)),)))
 
 
 def test_a_line_that_no_console_ran_is_passed_over() -> None:
@@ -175,8 +185,8 @@ def test_a_line_that_no_console_ran_is_passed_over() -> None:
     changed = replace(t, segments=(Sampled((thought, *t.lines[:1])), *t.segments[1:]))
 
     async def act(replay: Replay) -> list[str]:
-        assert await replay.step() is None
-        return [replay.prompt]
+        assert await replay.run_next() is None
+        return [replay.current_prompt]
 
     assert replayed(changed, act) == [">>> "]
-    assert asyncio.run(verify(changed, SANDBOX)).difference is None
+    assert asyncio.run(verify_trajectory(changed, SANDBOX)).difference is None

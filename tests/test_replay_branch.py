@@ -10,16 +10,23 @@ import pytest
 
 from repl_rl.engine import ScriptedEngine
 from repl_rl.errors import ConfigError
-from repl_rl.record.trajectory import FailureKind, Observed, Trajectory
 from repl_rl.rollout import Rollouts, RolloutSampler
 from repl_rl.rollout.episode import Episode
-from repl_rl.rollout.limits import RolloutLimits
-from repl_rl.runs.replay import Branches, Continue, Replay, branch, start_at, start_of
-from repl_rl.runs.replay.session import STATE_LINE
-from repl_rl.sandbox import PushResult, open_sandbox
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.rollout_config import RolloutConfig
+from repl_rl.runs.replay import (
+    STATE_LINE,
+    Branches,
+    ContinueSampler,
+    Replay,
+    branch,
+    get_branch_point,
+    get_replay_branch_point,
+)
+from repl_rl.sandbox import LineResult, open_sandbox
 from repl_rl.sandbox.base import Sandbox, SandboxSession
 from repl_rl.tasks import Split, Task
-from repl_rl.world import World
+from repl_rl.trajectory.trajectory import FailureKind, Observed, Trajectory
 from tests.test_replay import LINES, played, replayed
 from tests.worlds import RENDERER, TASK, world
 
@@ -27,7 +34,7 @@ from tests.worlds import RENDERER, TASK, world
 @pytest.mark.parametrize("line", range(6))
 def test_branches_begin_with_the_recorded_ids_and_the_recorded_state(line: int) -> None:
     t = played(LINES)
-    start = start_at(t, line)
+    start = get_branch_point(t, line)
     seen: list[str] = []
 
     class Probe(RolloutSampler):
@@ -49,10 +56,10 @@ def test_branches_begin_with_the_recorded_ids_and_the_recorded_state(line: int) 
 @pytest.mark.parametrize("line", range(6))
 def test_a_policy_goes_on_from_any_line_as_it_would_have(line: int) -> None:
     t = played(LINES)
-    found = asyncio.run(branch(world(LINES[line:]), start_at(t, line), TASK, 2))
+    found = asyncio.run(branch(world(LINES[line:]), get_branch_point(t, line), TASK, 2))
     assert [each.completion_ids for each in found.trajectories] == [t.completion_ids] * 2
-    assert found.value == 1.0
-    assert asyncio.run(branch(world(LINES[line:]), start_at(t, line), None, 1)).value is None
+    assert found.mean_outcome == 1.0
+    assert asyncio.run(branch(world(LINES[line:]), get_branch_point(t, line), None, 1)).mean_outcome is None
 
 
 @dataclass
@@ -82,10 +89,10 @@ class WatchedSession:
     def ended(self) -> bool:
         return self.inner.ended
 
-    async def push(self, line: str) -> PushResult:
+    async def push(self, line: str) -> LineResult:
         self.states.append("" if self.more else (await self.inner.push(STATE_LINE)).text)
         result = await self.inner.push(line)
-        self.more = result.more
+        self.more = result.incomplete
         return result
 
 
@@ -94,7 +101,7 @@ async def branched(recorded: Rollouts, policy: Rollouts, task: Task, line: int, 
     their consoles that very state. Each line is one physical line."""
     first, later = Watched(recorded.sandbox), Watched(policy.sandbox)
     (t,) = await replace(recorded, sandbox=first).collect([task])
-    found = await branch(replace(policy, sandbox=later), start_at(t, line), task, count)
+    found = await branch(replace(policy, sandbox=later), get_branch_point(t, line), task, count)
     assert [states[: line + 1] for states in later.states] == [first.states[0][: line + 1]] * count
     ids = (*t.prompt.token_ids, *t.completion_ids)[: len(found.start.token_ids)]
     assert all((*b.prompt.token_ids, *b.completion_ids)[: len(ids)] == ids for b in found.trajectories)
@@ -111,7 +118,7 @@ def test_consoles_of_branches_have_the_namespace_that_the_recorded_one_had() -> 
             whole = replace(world(lines, limits=limits), sandbox=sandbox)
             ways = [(k, replace(world(lines[k:], limits=limits), sandbox=sandbox)) for k in (1, 4, 5, 6, 9, 10, 11)]
             found = [await branched(whole, rest, TASK, k, 3) for k, rest in ways]
-            assert [each.value for _, each in found] == [1.0] * len(ways)
+            assert [each.mean_outcome for _, each in found] == [1.0] * len(ways)
             return [state for state, _ in found]
 
     states = asyncio.run(work())
@@ -119,12 +126,12 @@ def test_consoles_of_branches_have_the_namespace_that_the_recorded_one_had() -> 
 
 
 def test_a_live_policy_goes_on_from_a_line_in_consoles_of_the_recorded_state() -> None:
-    live = World(engine="transformers", concurrency=4)
-    tasks = live.drawn(Split.TRAIN, 40)
+    live = RolloutConfig(engine="transformers", concurrency=4)
+    tasks = live.draw_tasks(Split.TRAIN, 40)
     task = next(task for task in tasks if task.id.startswith("chain"))
 
     async def work() -> Branches:
-        async with live.rollouts() as rollouts:
+        async with live.open_rollouts() as rollouts:
             lines = ["p = 38\n", "q = p + 8\n", "q\n", "submit_final_answer(q)\n"]
             scripted = replace(rollouts, engine=ScriptedEngine.from_text(lines, rollouts.renderer.encode))
             return (await branched(scripted, rollouts, task, 2, 4))[1]
@@ -132,15 +139,15 @@ def test_a_live_policy_goes_on_from_a_line_in_consoles_of_the_recorded_state() -
     found = asyncio.run(work())
     assert len(found.trajectories) == 4
     assert all(len(t.lines) > 2 and t.failure is None for t in found.trajectories)
-    assert found.value is not None
+    assert found.mean_outcome is not None
 
 
 def test_the_policy_goes_on_from_an_edited_line_which_is_masked() -> None:
     t = played(LINES)
 
     async def act(replay: Replay) -> Trajectory:
-        await replay.edit("x = 5")
-        start = start_of(replay, RENDERER)
+        await replay.run_instead("x = 5")
+        start = get_replay_branch_point(replay, RENDERER)
         assert start.token_ids[: len(t.prompt.token_ids)] == t.prompt.token_ids
         return (await branch(world(["x * 6\n", "submit_final_answer(x * 6)\n"]), start, TASK, 1)).trajectories[0]
 
@@ -157,11 +164,11 @@ def test_a_replay_without_edits_branches_as_recorded_and_an_ended_one_not() -> N
     t = played(LINES)
 
     async def act(replay: Replay) -> None:
-        assert start_of(replay, RENDERER) == start_at(t, 2)
-        await replay.to_line(4)
-        await replay.edit("submit_final_answer(0)")
+        assert get_replay_branch_point(replay, RENDERER) == get_branch_point(t, 2)
+        await replay.run_to_line(4)
+        await replay.run_instead("submit_final_answer(0)")
         with pytest.raises(ConfigError, match="nothing can follow"):
-            start_of(replay, RENDERER)
+            get_replay_branch_point(replay, RENDERER)
 
     replayed(t, act, to_line=2)
 
@@ -169,7 +176,7 @@ def test_a_replay_without_edits_branches_as_recorded_and_an_ended_one_not() -> N
 @pytest.mark.parametrize("ran", [("exit()", "x = 1"), ("x = 1", "exit()")])
 def test_a_console_that_ends_while_it_is_rebuilt_is_our_failure(ran: tuple[str, ...]) -> None:
     t = played(LINES)
-    start = replace(start_at(t, 4), ran=ran)
+    start = replace(get_branch_point(t, 4), executed_lines=ran)
     (found,) = asyncio.run(branch(world(LINES[4:]), start, TASK, 1)).trajectories
     assert found.failure is not None
     assert found.failure.kind is FailureKind.SANDBOX_FAULT
@@ -186,5 +193,5 @@ def test_restore_comes_first() -> None:
 
 
 def test_a_sampler_that_continues_takes_the_recorded_prompt() -> None:
-    start = start_at(played(LINES), 1)
-    assert Continue(world(LINES).sampler, start).prompt(TASK, RENDERER, "chat", "3") is start.prompt
+    start = get_branch_point(played(LINES), 1)
+    assert ContinueSampler(world(LINES).sampler, start).prompt(TASK, RENDERER, "chat", "3") is start.prompt

@@ -18,11 +18,11 @@ import pytest
 
 from repl_rl.cli import main
 from repl_rl.errors import SandboxLost
-from repl_rl.record.trajectory import Observed
-from repl_rl.runs.store import from_text, write_step
-from repl_rl.runs.store.notebook import read_notebook
-from repl_rl.sandbox import SANDBOXES, Births, Sandbox, SandboxKind, SandboxSession
-from repl_rl.world import World
+from repl_rl.rollout_config import RolloutConfig
+from repl_rl.runs.store import parse_session, write_step
+from repl_rl.runs.store.export_formats import read_notebook
+from repl_rl.sandbox import SANDBOXES, Sandbox, SandboxConfig, SandboxOptions, SandboxSession
+from repl_rl.trajectory.trajectory import Observed
 from tests.test_replay import LINES, played
 
 
@@ -90,22 +90,22 @@ class Mortal:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost(SandboxKind):
+class Lost(SandboxConfig):
     """Consoles that cannot be had."""
 
     kind: ClassVar[str] = "lost"
     about: ClassVar[str] = "for a test"
 
     @asynccontextmanager
-    async def open(self, births: Births) -> AsyncIterator[Sandbox]:
+    async def open(self, births: SandboxOptions) -> AsyncIterator[Sandbox]:
         yield Mortal()
 
 
 @pytest.fixture
 def lost() -> Iterator[str]:
-    SANDBOXES.add(Lost)
+    SANDBOXES.register(Lost)
     yield Lost.kind
-    del SANDBOXES.kinds[Lost.kind]
+    del SANDBOXES.entries[Lost.kind]
 
 
 def test_consoles_that_are_lost_while_a_person_replays_are_one_line_of_error(
@@ -207,7 +207,7 @@ def test_a_trajectory_is_exported_and_replayed_from_its_notebook_and_read_from_i
     assert run_cli(capsys, str(path), "--export", str(text)) == (0, f"{text}\n")
     assert "determinism 100.00%: 1 trajectories" in run_cli(capsys, str(notebook), "--verify")[1]
     assert read_notebook(notebook).trajectory == t
-    assert [turn.source + "\n" for turn in from_text(text.read_text())] == LINES
+    assert [turn.source + "\n" for turn in parse_session(text.read_text())] == LINES
 
 
 def test_bad_input_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -223,4 +223,4 @@ def test_a_run_of_another_policy_about_newlines_is_replayed_and_branched_under_i
     overshoot: str, tmp_path: Path
 ) -> None:
     (tmp_path / "config.toml").write_text(f'overshoot = "{overshoot}"\n')
-    assert World.recorded(tmp_path).overshoot == overshoot
+    assert RolloutConfig.from_run(tmp_path).overshoot == overshoot

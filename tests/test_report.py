@@ -20,14 +20,14 @@ from pathlib import Path
 import pytest
 
 from repl_rl.cli import main
-from repl_rl.cli.rollout import transcript
-from repl_rl.credit.credited import Credited
+from repl_rl.cli.rollout import format_transcript
+from repl_rl.credit.credited_trajectory import CreditedTrajectory
 from repl_rl.errors import StoreError
-from repl_rl.record.clip import TEXT_CHARS
-from repl_rl.record.trajectory import Execution, LineStatus, Observed, Sampled
-from repl_rl.runs.report import ReportServer, page, payload, write_report
-from repl_rl.runs.report.rollouts import detail, error_class, legible
-from repl_rl.runs.store import transitions, write_step
+from repl_rl.runs.report import ReportServer, build_payload, render_page, write_report
+from repl_rl.runs.report.report_data import build_detail, find_error_class, shorten_text
+from repl_rl.runs.store import build_transitions, write_step
+from repl_rl.trajectory.console_text import TEXT_CHARS
+from repl_rl.trajectory.trajectory import Execution, LineStatus, Observed, Sampled
 from tests.processes import wait_for
 from tests.runs import HOSTILE, TOKENS, TRACE, calling, credit, line, rollout, run_folder
 
@@ -80,11 +80,11 @@ def test_the_page_carries_all_that_the_folder_has(tmp_path: Path) -> None:
 
 def test_a_rollout_is_drawn_with_its_rewards_advantages_and_ratios() -> None:
     t = rollout(0, "one", 1)
-    drawn = detail(Credited(t, credit(t)))
+    drawn = build_detail(CreditedTrajectory(t, credit(t)))
     told = [pick(drawn, "lines", 0, name) for name in ("status", "reward", "advantage", "ratios", "seen")]
     assert told == ["exception", -0.1, -1.0, [1.0, 1.0], TRACE + ">>> "]
     assert [pick(drawn, "lines", 1, name) for name in ("seen", "prompt")] == [None, ">>> "]
-    assert pick(detail(Credited(t)), "lines", 0, "advantage") is None
+    assert pick(build_detail(CreditedTrajectory(t)), "lines", 0, "advantage") is None
 
 
 def test_nothing_that_a_program_printed_is_markup(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_rollout_is_drawn_with_its_calls_and_what_was_sampled_for_them_has_the
     None
 ):
     t = calling(rollout(0, "one", 0))
-    drawn = detail(Credited(t, credit(t)))
+    drawn = build_detail(CreditedTrajectory(t, credit(t)))
     call = pick(drawn, "lines", 0, "calls", 0)
     told = [pick(call, name) for name in ("name", "answer", "error", "ms", "child")]
     assert told == ["rollout", f'"{HOSTILE}"', None, 250.0, t.children[0].id]
@@ -108,7 +108,7 @@ def test_a_rollout_is_drawn_with_its_calls_and_what_was_sampled_for_them_has_the
     assert [pick(each, "trained") for each in (child, inner)] == [True, False]
     assert [pick(each, "lines", 0, "advantage") for each in (child, inner)] == [1.0, None]
     assert (pick(child, "outcome"), pick(child, "prompt")) == (None, "What is child?\n>>> ")
-    assert pick(detail(Credited(t)), "children", 0, "lines", 0, "advantage") is None
+    assert pick(build_detail(CreditedTrajectory(t)), "children", 0, "lines", 0, "advantage") is None
 
 
 def test_of_many_calls_the_first_are_drawn_and_the_others_counted() -> None:
@@ -118,9 +118,9 @@ def test_of_many_calls_the_first_are_drawn_and_the_others_counted() -> None:
     assert first.lines[0].execution is not None
     many = replace(first.lines[0].execution, calls=first.lines[0].execution.calls * 40)
     t = replace(t, segments=(Sampled((replace(first.lines[0], execution=many),)), *t.segments[1:]))
-    drawn = pick(detail(Credited(t)), "lines", 0)
+    drawn = pick(build_detail(CreditedTrajectory(t)), "lines", 0)
     assert (size(pick(drawn, "calls")), pick(drawn, "more_calls")) == (50, 30)
-    assert "and 60 calls more" in transcript(t).plain
+    assert "and 60 calls more" in format_transcript(t).plain
 
 
 def test_hostile_calls_and_children_are_no_markup_and_steer_no_terminal(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_hostile_calls_and_children_are_no_markup_and_steer_no_terminal(tmp_path
 
 
 def test_the_terminal_shows_calls_below_their_line_and_children_at_the_end() -> None:
-    shown = transcript(calling(rollout(0, "one", 0))).plain
+    shown = format_transcript(calling(rollout(0, "one", 0))).plain
     assert not re.search(r"[\x00\x1b\u202e]", shown)
     first, second, *_ = shown.split("x = 1\n", 1)[1].split("\n")
     assert first.startswith('  [rollout({"args": ["</script>')
@@ -145,7 +145,7 @@ def test_the_terminal_shows_calls_below_their_line_and_children_at_the_end() -> 
 
 
 def test_the_page_admits_its_own_scripts_alone_and_names_no_other_host(tmp_path: Path) -> None:
-    html = page(payload(run_folder(tmp_path / "run")))
+    html = render_page(build_payload(run_folder(tmp_path / "run")))
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', html)
     assert policy is not None
     assert re.fullmatch(
@@ -157,22 +157,22 @@ def test_the_page_admits_its_own_scripts_alone_and_names_no_other_host(tmp_path:
 
 
 def test_long_texts_are_cut_in_the_middle_and_say_so() -> None:
-    shown = legible("a" * 10_000_000 + "b")
+    shown = shorten_text("a" * 10_000_000 + "b")
     assert len(shown) < TEXT_CHARS + 100
     assert "[... 9,996,001 characters not shown ...]" in shown
     assert shown.endswith("b")
-    assert legible("\ud800") == "\\ud800"
+    assert shorten_text("\ud800") == "\\ud800"
 
 
 def test_error_classes_are_names_of_exceptions_or_statuses() -> None:
-    (failed, answered) = transitions(rollout(0, "one", 1))
-    assert (error_class(failed), error_class(answered)) == ("ZeroDivisionError", "")
+    (failed, answered) = build_transitions(rollout(0, "one", 1))
+    assert (find_error_class(failed), find_error_class(answered)) == ("ZeroDivisionError", "")
     silent = replace(failed, observed=Observed(">>> ", (7,)))
-    assert error_class(silent) == "exception"
+    assert find_error_class(silent) == "exception"
     late = replace(failed, line=replace(line([4, 3]), execution=Execution(LineStatus.TIMEOUT, 5.0)))
-    assert error_class(late) == "timeout"
+    assert find_error_class(late) == "timeout"
     dotted = replace(failed, observed=Observed("json.decoder.JSONDecodeError: no\n>>> ", (7,)))
-    assert error_class(dotted) == "JSONDecodeError"
+    assert find_error_class(dotted) == "JSONDecodeError"
 
 
 def test_a_run_that_goes_on_or_was_torn_is_shown_as_far_as_it_can_be_read(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_run_that_goes_on_or_was_torn_is_shown_as_far_as_it_can_be_read(tmp_pa
     last.write_bytes(last.read_bytes()[:-5])
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "sol')
-    data = payload(run)
+    data = build_payload(run)
     assert size(data["rows"]) == 23
     assert pick(data, "metrics", "step") == [1, 2, 3]
     assert "torn" in str(pick(data, "notes", 0))
@@ -189,7 +189,7 @@ def test_a_run_that_goes_on_or_was_torn_is_shown_as_far_as_it_can_be_read(tmp_pa
 
 
 def test_of_a_long_run_whole_steps_are_left_out_and_the_page_says_so(tmp_path: Path) -> None:
-    data = payload(run_folder(tmp_path / "run", steps=4), limit=16)
+    data = build_payload(run_folder(tmp_path / "run", steps=4), limit=16)
     assert [pick(data, "rows", i, 3) for i in (0, 7, 8, 15)] == [0, 0, 2, 2]
     assert (size(data["rows"]), size(data["steps"])) == (16, 4)
     assert data["notes"] == ["16 of 32 trajectories are in this page: one step in 2"]
@@ -197,7 +197,7 @@ def test_of_a_long_run_whole_steps_are_left_out_and_the_page_says_so(tmp_path: P
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(StoreError, match="no run folder"):
-        payload(tmp_path)
+        build_payload(tmp_path)
     assert main(["view", str(tmp_path)]) == 2
     assert "no run folder" in capsys.readouterr().err
 

@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repl_rl.credit.advantages import GroupRewards, estimator
+from repl_rl.credit.advantage_estimators import GroupRewards, load_estimator
 from repl_rl.credit.rewards import (
     NO_SHAPING,
     Potential,
     RewardTable,
-    Weighted,
-    broken,
-    line_reward,
-    line_rewards,
-    shaping,
+    WeightedReward,
+    compute_error_potential,
+    compute_line_rewards,
+    compute_shaping,
+    load_line_reward,
 )
 from repl_rl.errors import ConfigError, UserCodeError
-from repl_rl.record.trajectory import (
+from repl_rl.trajectory.trajectory import (
     Execution,
     Failure,
     FailureKind,
@@ -54,7 +54,7 @@ def rollout(*lines: Line, fault: bool = False) -> Trajectory:
 def test_each_line_earns_what_the_table_says_of_its_own_status() -> None:
     table = RewardTable(syntax_error=-0.1, exception=-0.2, timeout=-0.3, ok=0.05, bound=10)
     statuses = (LineStatus.OK, LineStatus.SYNTAX_ERROR, LineStatus.EXCEPTION, LineStatus.TIMEOUT, LineStatus.ANSWERED)
-    assert line_rewards(rollout(*map(ran, statuses)), table) == (0.05, -0.1, -0.2, -0.3, 0.0)
+    assert compute_line_rewards(rollout(*map(ran, statuses)), table) == (0.05, -0.1, -0.2, -0.3, 0.0)
 
 
 def test_every_status_has_an_entry_except_our_own_faults_the_beginning_of_a_cell_and_the_end_of_a_console() -> None:
@@ -64,20 +64,20 @@ def test_every_status_has_an_entry_except_our_own_faults_the_beginning_of_a_cell
 
 def test_by_default_an_error_costs_a_tenth_and_nothing_else_counts() -> None:
     for status in LineStatus:
-        assert RewardTable().of(status) == (-0.1 if status.is_error else 0.0)
-        assert NO_SHAPING.of(status) == 0.0
+        assert RewardTable().get(status) == (-0.1 if status.is_error else 0.0)
+        assert NO_SHAPING.get(status) == 0.0
 
 
 def test_a_sandbox_fault_is_never_rewarded() -> None:
-    assert RewardTable(ok=0.1).of(LineStatus.SANDBOX_FAULT) == 0.0
+    assert RewardTable(ok=0.1).get(LineStatus.SANDBOX_FAULT) == 0.0
     faulted = rollout(ran(LineStatus.OK, 0.4), ran(LineStatus.SANDBOX_FAULT), fault=True)
-    assert line_rewards(faulted, RewardTable(ok=0.1)) == (0.0, 0.0)
-    assert line_rewards(rollout(ran(LineStatus.EXCEPTION, 0.4), fault=True), RewardTable()) == (0.0,)
+    assert compute_line_rewards(faulted, RewardTable(ok=0.1)) == (0.0, 0.0)
+    assert compute_line_rewards(rollout(ran(LineStatus.EXCEPTION, 0.4), fault=True), RewardTable()) == (0.0,)
 
 
 def test_rewards_of_the_sampler_add_to_the_table_on_their_own_line() -> None:
     lines = (ran(LineStatus.EXCEPTION, 0.3, -0.05), ran(None, 0.1))
-    assert line_rewards(rollout(*lines), RewardTable()) == pytest.approx((0.15, 0.1))
+    assert compute_line_rewards(rollout(*lines), RewardTable()) == pytest.approx((0.15, 0.1))
 
 
 @given(st.lists(st.tuples(st.sampled_from(RAN), st.lists(st.floats(-1e6, 1e6), max_size=2)), max_size=6))
@@ -86,17 +86,17 @@ def test_whatever_was_given_arrives_as_it_was_given_and_an_error_costs_what_the_
 ) -> None:
     t = rollout(*(ran(status, *extra) for status, extra in lines))
     table = RewardTable(bound=0.1)
-    assert shaping(t, table) == tuple(table.of(status) for status, _ in lines)
-    expected = [math.fsum((table.of(status), math.fsum(extra))) for status, extra in lines]
-    assert line_rewards(t, table) == tuple(expected)
+    assert compute_shaping(t, table) == tuple(table.get(status) for status, _ in lines)
+    expected = [math.fsum((table.get(status), math.fsum(extra))) for status, extra in lines]
+    assert compute_line_rewards(t, table) == tuple(expected)
 
 
 @given(st.lists(st.sampled_from(RAN), max_size=12), st.sampled_from([0.1, 0.25, 0.5]))
 def test_what_is_left_of_the_table_from_a_line_on_is_never_more_than_the_bound(
     statuses: list[LineStatus], bound: float
 ) -> None:
-    row = shaping(rollout(*map(ran, statuses)), RewardTable(bound=bound))
-    (sums_L,) = GroupRewards.of((None,), (row,), (), (row,), bound).shaping_to_go()
+    row = compute_shaping(rollout(*map(ran, statuses)), RewardTable(bound=bound))
+    (sums_L,) = GroupRewards.from_rows((None,), (row,), (), (row,), bound).compute_shaping_to_go()
     assert all(abs(value) <= bound for value in sums_L)
     assert sums_L == pytest.approx([max(-bound, math.fsum(row[at:])) for at in range(len(row))])
 
@@ -142,7 +142,9 @@ def not_numbers(t: Trajectory) -> list[str]:
 
 def test_a_function_of_the_user_adds_to_each_line() -> None:
     t = rollout(ran(LineStatus.OK), ran(LineStatus.EXCEPTION))
-    assert line_rewards(t, RewardTable(), [line_reward(f"{__name__}:by_length")]) == pytest.approx((0.02, -0.08))
+    assert compute_line_rewards(t, RewardTable(), [load_line_reward(f"{__name__}:by_length")]) == pytest.approx(
+        (0.02, -0.08)
+    )
 
 
 @pytest.mark.parametrize(("name", "message"), [
@@ -154,7 +156,7 @@ def test_a_function_of_the_user_adds_to_each_line() -> None:
 def test_a_reward_function_that_breaks_its_contract_is_named(name: str, message: str) -> None:
     t = rollout(ran(LineStatus.OK), ran(LineStatus.OK))
     with pytest.raises(UserCodeError, match=message):
-        line_rewards(t, RewardTable(), [line_reward(f"{__name__}:{name}")])
+        compute_line_rewards(t, RewardTable(), [load_line_reward(f"{__name__}:{name}")])
 
 
 def per_row(t: Trajectory, task: object) -> list[float]:
@@ -163,10 +165,10 @@ def per_row(t: Trajectory, task: object) -> list[float]:
 
 def test_a_function_with_a_second_parameter_is_given_the_task() -> None:
     t = rollout(ran(LineStatus.OK), ran(LineStatus.OK))
-    known = line_reward(f"{__name__}:per_row", {"task": 0.25})
-    assert line_rewards(t, RewardTable(), [known]) == (0.25, 0.25)
+    known = load_line_reward(f"{__name__}:per_row", {"task": 0.25})
+    assert compute_line_rewards(t, RewardTable(), [known]) == (0.25, 0.25)
     with pytest.raises(UserCodeError, match="per_row raised KeyError: 'task'"):
-        line_rewards(t, RewardTable(), [line_reward(f"{__name__}:per_row")])
+        compute_line_rewards(t, RewardTable(), [load_line_reward(f"{__name__}:per_row")])
 
 
 def test_a_reward_function_that_hangs_is_named() -> None:
@@ -178,7 +180,7 @@ def test_a_reward_function_that_hangs_is_named() -> None:
 
     try:
         with pytest.raises(UserCodeError, match=r"hangs took longer than 0.05 s"):
-            Weighted(hangs, time_limit_s=0.05)(rollout(ran(LineStatus.OK)))
+            WeightedReward(hangs, time_limit_s=0.05)(rollout(ran(LineStatus.OK)))
     finally:
         release.set()
 
@@ -186,30 +188,30 @@ def test_a_reward_function_that_hangs_is_named() -> None:
 @pytest.mark.parametrize("name", ["nowhere:f", f"{__name__}:nothing", "bare"])
 def test_a_reward_function_that_is_not_there_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
-        line_reward(name)
+        load_line_reward(name)
 
 
 def test_functions_add_up_each_times_its_weight() -> None:
     t = rollout(ran(LineStatus.OK), ran(LineStatus.EXCEPTION))
-    extras = [line_reward(f"{__name__}:by_length=2"), line_reward(f"{__name__}:by_length=-0.5")]
-    assert line_rewards(t, RewardTable(), extras) == pytest.approx((0.03, -0.07))
+    extras = [load_line_reward(f"{__name__}:by_length=2"), load_line_reward(f"{__name__}:by_length=-0.5")]
+    assert compute_line_rewards(t, RewardTable(), extras) == pytest.approx((0.03, -0.07))
 
 
 @pytest.mark.parametrize("name", [f"{__name__}:by_length=", f"{__name__}:by_length=nan", f"{__name__}:by_length=a"])
 def test_a_weight_that_is_no_finite_number_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="by_length="):
-        line_reward(name)
+        load_line_reward(name)
 
 
 def fixed(values_L: list[float], discount: float = 1.0) -> Potential:
-    return Potential(Weighted(lambda t: values_L), discount)
+    return Potential(WeightedReward(lambda t: values_L), discount)
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.floats(-0.5, 0.5), min_size=1, max_size=8), st.floats(0.1, 1), st.booleans())
 def test_the_rewards_of_a_potential_sum_to_its_start_alone(phi_L: list[float], discount: float, gated: bool) -> None:
     t = rollout(*(ran(LineStatus.OK) for _ in phi_L))
-    rewards = line_rewards(t, RewardTable(gated=gated), potential=fixed(phi_L, discount))
+    rewards = compute_line_rewards(t, RewardTable(gated=gated), potential=fixed(phi_L, discount))
     total = math.fsum(discount**at * reward for at, reward in enumerate(rewards))
     assert total == pytest.approx(-phi_L[0], abs=1e-9)
 
@@ -221,7 +223,7 @@ def test_farming_a_potential_between_the_ends_changes_nothing(phi_L: list[float]
     at = data.draw(st.integers(1, len(phi_L) - 1))
     detour = [*phi_L[:at], *data.draw(st.lists(st.floats(-0.5, 0.5), max_size=6)), *phi_L[at:]]
     short, long = (
-        line_rewards(rollout(*(ran(LineStatus.OK) for _ in values)), RewardTable(), potential=fixed(values))
+        compute_line_rewards(rollout(*(ran(LineStatus.OK) for _ in values)), RewardTable(), potential=fixed(values))
         for values in (phi_L, detour)
     )
     assert math.fsum(long) == pytest.approx(math.fsum(short), abs=1e-9)
@@ -236,10 +238,10 @@ def test_under_returns_a_potential_moves_no_first_line(data: st.DataObject) -> N
     rollouts = [rollout(*(ran(LineStatus.OK) for _ in range(n))) for n in sizes]
     outcomes = tuple(data.draw(st.sampled_from([0.0, 1.0])) for _ in sizes)
     shaped, plain = (
-        estimator("return_to_go")(GroupRewards.of(outcomes, tuple(rewards)))
+        load_estimator("return_to_go")(GroupRewards.from_rows(outcomes, tuple(rewards)))
         for rewards in (
-            [line_rewards(t, RewardTable(), potential=fixed(p)) for t, p in zip(rollouts, phi, strict=True)],
-            [line_rewards(t, RewardTable()) for t in rollouts],
+            [compute_line_rewards(t, RewardTable(), potential=fixed(p)) for t, p in zip(rollouts, phi, strict=True)],
+            [compute_line_rewards(t, RewardTable()) for t in rollouts],
         )
     )
     assert [row[0] for row in shaped] == pytest.approx([row[0] for row in plain], abs=1e-9)
@@ -248,26 +250,31 @@ def test_under_returns_a_potential_moves_no_first_line(data: st.DataObject) -> N
 def test_a_potential_is_neither_gated_nor_bounded() -> None:
     t = rollout(*(ran(LineStatus.EXCEPTION) for _ in range(6)))
     table = RewardTable(exception=-0.2, bound=0.5, gated=True)
-    plain, shaped = line_rewards(t, table), line_rewards(t, table, potential=fixed([0.0, 2.5, 0, 0, 0, 0]))
+    plain, shaped = (
+        compute_line_rewards(t, table),
+        compute_line_rewards(t, table, potential=fixed([0.0, 2.5, 0, 0, 0, 0])),
+    )
     assert [b - a for a, b in zip(plain, shaped, strict=True)] == pytest.approx([2.5, -2.5, 0, 0, 0, 0])
 
 
 def test_the_shipped_potential_is_low_while_the_last_cell_went_wrong() -> None:
     statuses = ("exception", "incomplete", "incomplete", "ok", "syntax_error", "ok")
     t = rollout(*(ran(LineStatus(status)) for status in statuses))
-    assert broken(t) == [0.0, -1.0, -1.0, -1.0, 0.0, -1.0]
-    rewards = line_rewards(t, NO_SHAPING, potential=Potential(line_reward("repl_rl.credit.rewards:broken=0.1")))
+    assert compute_error_potential(t) == [0.0, -1.0, -1.0, -1.0, 0.0, -1.0]
+    rewards = compute_line_rewards(
+        t, NO_SHAPING, potential=Potential(load_line_reward("repl_rl.credit.rewards:compute_error_potential=0.1"))
+    )
     assert rewards == pytest.approx((-0.1, 0.0, 0.0, 0.1, -0.1, 0.1))
 
 
 def test_a_potential_of_the_user_is_held_to_its_contract() -> None:
     with pytest.raises(UserCodeError, match="lies gave 2 rewards for 1 lines"):
-        line_rewards(rollout(ran(LineStatus.OK)), RewardTable(), potential=Potential(Weighted(lies)))
+        compute_line_rewards(rollout(ran(LineStatus.OK)), RewardTable(), potential=Potential(WeightedReward(lies)))
 
 
 def test_gated_rewards_pay_nobody_who_did_not_solve() -> None:
     table = RewardTable(ok=0.1, gated=True)
     lines = (ran(LineStatus.OK), ran(LineStatus.EXCEPTION))
-    assert line_rewards(replace(rollout(*lines), outcome=1.0), table) == (0.1, -0.1)
-    assert line_rewards(replace(rollout(*lines), outcome=0.0), table) == (0.0, -0.1)
-    assert line_rewards(rollout(*lines), table) == (0.0, -0.1)
+    assert compute_line_rewards(replace(rollout(*lines), outcome=1.0), table) == (0.1, -0.1)
+    assert compute_line_rewards(replace(rollout(*lines), outcome=0.0), table) == (0.0, -0.1)
+    assert compute_line_rewards(rollout(*lines), table) == (0.0, -0.1)

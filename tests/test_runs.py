@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from repl_rl.cli import main
-from repl_rl.runs.store import read
+from repl_rl.runs.store import read_trajectories
 from tests.processes import descendants, identity, wait_for
 
 SMALL = ["--trainer.steps", "2", "--trainer.prompts-per-step", "2", "--trainer.group-size", "4", "--eval-tasks", "8"]
@@ -54,7 +54,7 @@ def test_a_run_leaves_the_promised_folder(tmp_path: Path, flags: tuple[str, ...]
     assert (summary["status"], summary["stopped_at_step"]) == ("finished", 2)
     assert (summary["engine"], summary["sandbox"]) == (flags[1], flags[3])
     assert ["lines_saved" in row for row in rows] == [STUBBORN in flags] * 2
-    stored = list(read(folder / "trajectories"))
+    stored = list(read_trajectories(folder / "trajectories"))
     assert len(stored) == 16
     assert {t.policy_step for t in stored} == {0, 1}
     assert (folder / "curves.png").read_bytes()[:4] == b"\x89PNG"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from repl_rl.cli import main
-from repl_rl.cli.runs import differing
-from repl_rl.runs.report import compared
+from repl_rl.cli.runs import find_setting_differences
+from repl_rl.runs.report import build_comparison
 from tests.runs import HOSTILE, run_folder
 from tests.test_report import data_of, pick
 
@@ -74,7 +74,7 @@ def test_nothing_that_a_run_holds_is_markup_or_steers_the_terminal(
 
 def test_runs_of_one_name_are_told_by_their_paths(tmp_path: Path) -> None:
     one, two = run_folder(tmp_path / "a" / "run"), run_folder(tmp_path / "b" / "run")
-    assert [pick(compared(one, two, []), "runs", n, "name") for n in (0, 1)] == [str(one), str(two)]
+    assert [pick(build_comparison(one, two, []), "runs", n, "name") for n in (0, 1)] == [str(one), str(two)]
 
 
 def test_what_is_no_run_is_refused_and_nothing_is_written(
@@ -106,4 +106,4 @@ def test_a_report_that_cannot_be_written_is_told_with_a_remedy(
 def test_equal_settings_differ_in_nothing_but_name_and_place(runs: tuple[Path, Path]) -> None:
     one, two = runs
     (two / "config.toml").write_text(FIRST.replace('"one"', '"two"') + "")
-    assert differing(one, two) == []
+    assert find_setting_differences(one, two) == []

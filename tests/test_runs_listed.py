@@ -8,8 +8,8 @@ import pytest
 
 from repl_rl.cli import main
 from repl_rl.errors import ConfigError
-from repl_rl.machine.alone import alone
-from repl_rl.runs.listed import Status, disk_bytes, listed, runs_in
+from repl_rl.runs.list_runs import RunStatus, compute_disk_bytes, list_runs, read_run_info
+from repl_rl.utils.file_lock import lock_folder
 from tests.runs import HOSTILE, run_folder
 
 CONFIG = 'model = "builtin:quickstart"\nengine = "vllm"\nname = "mine"\n\n[trainer]\nsteps = 9\n'
@@ -35,32 +35,34 @@ def only(found: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("summary", "status", "why"),
     [
-        ({"status": "finished", "steps": 2}, Status.FINISHED, ""),
-        ({"status": "interrupted", "error": "Terminated: 15"}, Status.INTERRUPTED, "Terminated: 15"),
-        ({"status": "failed", "error": "EngineDied: it is gone"}, Status.FAILED, "EngineDied: it is gone"),
-        ({}, Status.KILLED, ""),
+        ({"status": "finished", "steps": 2}, RunStatus.FINISHED, ""),
+        ({"status": "interrupted", "error": "Terminated: 15"}, RunStatus.INTERRUPTED, "Terminated: 15"),
+        ({"status": "failed", "error": "EngineDied: it is gone"}, RunStatus.FAILED, "EngineDied: it is gone"),
+        ({}, RunStatus.KILLED, ""),
     ],
 )
-def test_a_run_is_listed_by_how_it_ended(tmp_path: Path, summary: dict[str, object], status: Status, why: str) -> None:
-    run = listed(begun(tmp_path / "run", **summary))
-    assert (run.status, run.why, run.step, run.steps) == (status, why, 2, summary.get("steps", 9))
-    assert run.stopped is (status is not Status.FINISHED)
+def test_a_run_is_listed_by_how_it_ended(
+    tmp_path: Path, summary: dict[str, object], status: RunStatus, why: str
+) -> None:
+    run = read_run_info(begun(tmp_path / "run", **summary))
+    assert (run.status, run.reason, run.step, run.steps) == (status, why, 2, summary.get("steps", 9))
+    assert run.is_resumable is (status is not RunStatus.FINISHED)
 
 
 def test_a_run_that_a_process_is_at_work_on_is_running_whatever_its_summary_says(tmp_path: Path) -> None:
     run = begun(tmp_path / "run", status="interrupted")
-    with alone(run):
-        assert listed(run).status is Status.RUNNING
-    assert listed(run).status is Status.INTERRUPTED
+    with lock_folder(run):
+        assert read_run_info(run).status is RunStatus.RUNNING
+    assert read_run_info(run).status is RunStatus.INTERRUPTED
 
 
 def test_who_looks_at_a_run_is_never_taken_for_who_works_on_it(tmp_path: Path) -> None:
     run = begun(tmp_path / "run")
     reader = os.open(run, os.O_RDONLY)
-    with alone(run):
+    with lock_folder(run):
         pass
     os.close(reader)
-    with alone(run), pytest.raises(BlockingIOError), alone(run):
+    with lock_folder(run), pytest.raises(BlockingIOError), lock_folder(run):
         pass
 
 
@@ -80,9 +82,9 @@ def test_a_broken_folder_is_told_as_such_and_stops_no_list(
     broken = begun(tmp_path / "broken")
     (broken / name).write_bytes(content)
     begun(tmp_path / "sound", status="finished")
-    found = {run.path.name: run for run in runs_in(tmp_path)}
-    assert (found["broken"].status, found["sound"].status) == (Status.BROKEN, Status.FINISHED)
-    assert told in found["broken"].why
+    found = {run.path.name: run for run in list_runs(tmp_path)}
+    assert (found["broken"].status, found["sound"].status) == (RunStatus.UNREADABLE, RunStatus.FINISHED)
+    assert told in found["broken"].reason
     assert main(["runs", str(tmp_path)]) == 0
     assert "broken" in capsys.readouterr().out
     assert main(["view", str(broken), "--no-open"]) == 2
@@ -91,8 +93,8 @@ def test_a_broken_folder_is_told_as_such_and_stops_no_list(
 
 
 def test_a_run_of_a_status_that_nobody_knows_is_broken(tmp_path: Path) -> None:
-    run = listed(begun(tmp_path / "run", status="odd"))
-    assert (run.status, "its status is 'odd'" in run.why) == (Status.BROKEN, True)
+    run = read_run_info(begun(tmp_path / "run", status="odd"))
+    assert (run.status, "its status is 'odd'" in run.reason) == (RunStatus.UNREADABLE, True)
 
 
 def test_what_no_training_made_is_listed_as_no_run_and_hidden_folders_and_files_are_left_out(tmp_path: Path) -> None:
@@ -102,14 +104,14 @@ def test_what_no_training_made_is_listed_as_no_run_and_hidden_folders_and_files_
     evaluation = tmp_path / "before"
     evaluation.mkdir()
     (evaluation / "config.toml").write_text('tasks = "builtin:quickstart"\n')
-    assert {run.path.name: run.status for run in runs_in(tmp_path)} == {"notes": "no run", "before": "no run"}
+    assert {run.path.name: run.status for run in list_runs(tmp_path)} == {"notes": "no run", "before": "no run"}
 
 
 def test_figures_that_are_no_numbers_and_rows_that_are_none_hurt_nobody(tmp_path: Path) -> None:
     run = begun(tmp_path / "run", status="finished", steps="many", solve_rate_last="high", stopped_at_step=None)
     (run / "metrics.jsonl").write_bytes(b'nonsense\n[1]\n{"step": "two"}\n\xff\xfe\n')
-    found = listed(run)
-    assert (found.step, found.steps, found.figure("solve_rate_last")) == (1, None, None)
+    found = read_run_info(run)
+    assert (found.step, found.steps, found.get_number("solve_rate_last")) == (1, None, None)
 
 
 @pytest.mark.parametrize("number", ["1" + "0" * 400, "-1" + "0" * 400, "1e400", "1" + "0" * 5000])
@@ -141,7 +143,7 @@ def test_json_has_every_figure_of_every_folder(tmp_path: Path, capsys: pytest.Ca
         "greedy_last": None, "line_error_rate_first": None, "line_error_rate_last": None, "wall_s": 12.5,
         "disk_bytes": 0, "changed": "",
     }  # fmt: skip
-    assert row["disk_bytes"] == disk_bytes(run)
+    assert row["disk_bytes"] == compute_disk_bytes(run)
     assert str(row["changed"]).endswith("+00:00")
 
 
@@ -163,23 +165,23 @@ def test_the_newest_run_comes_first(tmp_path: Path) -> None:
         run = begun(tmp_path / name)
         for place in (*run.iterdir(), run):
             os.utime(place, (at, at))
-    assert [run.path.name for run in runs_in(tmp_path)] == ["new", "old"]
+    assert [run.path.name for run in list_runs(tmp_path)] == ["new", "old"]
 
 
 def test_disk_use_counts_a_file_of_two_names_once_and_follows_no_link(tmp_path: Path) -> None:
     folder, far = tmp_path / "run", tmp_path / "far"
     (folder / "states").mkdir(parents=True)
-    empty = disk_bytes(folder)
+    empty = compute_disk_bytes(folder)
     (folder / "weights").write_bytes(os.urandom(100_000))
     os.link(folder / "weights", folder / "states" / "weights")
     far.write_bytes(os.urandom(1_000_000))
     (folder / "link").symlink_to(far)
-    assert 100_000 <= disk_bytes(folder) - empty < 130_000
+    assert 100_000 <= compute_disk_bytes(folder) - empty < 130_000
 
 
 def test_a_folder_of_runs_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match="folder of runs is"):
-        runs_in(tmp_path / "none")
+        list_runs(tmp_path / "none")
     assert main(["runs", str(tmp_path / "none")]) == 2
     assert "--out of train" in capsys.readouterr().err
     assert main(["runs", str(tmp_path)]) == 0
@@ -187,5 +189,5 @@ def test_a_folder_of_runs_that_is_none_is_refused(tmp_path: Path, capsys: pytest
 
 
 def test_a_run_folder_of_a_training_is_listed_with_its_model(tmp_path: Path) -> None:
-    run = listed(run_folder(tmp_path / "run"))
-    assert (run.status, run.step, run.figure("solve_rate_last")) == (Status.FINISHED, 3, 0.9)
+    run = read_run_info(run_folder(tmp_path / "run"))
+    assert (run.status, run.step, run.get_number("solve_rate_last")) == (RunStatus.FINISHED, 3, 0.9)

@@ -7,12 +7,10 @@ import pytest
 from repl_rl.cli.train import TrainConfig
 from repl_rl.errors import ConfigError
 from repl_rl.rollout import ReplSampler
+from repl_rl.rollout_config import RolloutConfig
 from repl_rl.samplers import load_sampler
-from repl_rl.samplers.feedback import FeedbackSampler, Reassign
-from repl_rl.settings.arguments import parse
-from repl_rl.settings.flags import mirrored, names
-from repl_rl.settings.toml import dump
-from repl_rl.world import World
+from repl_rl.samplers.feedback_sampler import FeedbackSampler, ReassignRewards
+from repl_rl.settings.argument_parser import build_flags_class, dump_toml, iterate_flag_names, parse
 
 MODULE = """
 from repl_rl import ReplSampler
@@ -63,7 +61,7 @@ def test_an_option_that_is_a_function_is_named() -> None:
     text = sampler_of("--sampler", "feedback", "--sampler.reassign", "samplers_with_options:halves")
     sampler = load_sampler(text)
     assert isinstance(sampler, FeedbackSampler)
-    reassign: Reassign = sampler.reassign
+    reassign: ReassignRewards = sampler.reassign
     assert reassign([2.0]) == [1.0]
 
 
@@ -118,8 +116,8 @@ def test_a_table_of_a_file_is_held_to_the_signature_too(tmp_path: Path) -> None:
 
 def test_options_are_recorded_and_read_back_from_the_run(tmp_path: Path) -> None:
     config = parse(TrainConfig, "train", ["--sampler.give-up-after", "3", "--sampler.thinking", 'it\'s "so"'])
-    (tmp_path / "config.toml").write_text(dump(config))
-    recorded = World.recorded(tmp_path)
+    (tmp_path / "config.toml").write_text(dump_toml(config))
+    recorded = RolloutConfig.from_run(tmp_path)
     assert recorded.sampler == config.sampler
     sampler = load_sampler(recorded.sampler)
     assert isinstance(sampler, ReplSampler)
@@ -127,4 +125,6 @@ def test_options_are_recorded_and_read_back_from_the_run(tmp_path: Path) -> None
 
 
 def test_free_keys_are_no_settings_of_a_table() -> None:
-    assert [name for name in names(mirrored(TrainConfig)) if name.startswith("sampler")] == ["sampler"]
+    assert [name for name in iterate_flag_names(build_flags_class(TrainConfig)) if name.startswith("sampler")] == [
+        "sampler"
+    ]

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from repl_rl.engine import ScriptedEngine
 from repl_rl.errors import ConfigError
-from repl_rl.record.trajectory import LineStatus, Stop, Trajectory
 from repl_rl.rollout import ReplSampler, Rollouts, RolloutSampler
+from repl_rl.rollout.concurrent_rollouts import LengthEstimator
 from repl_rl.rollout.episode import Episode
-from repl_rl.rollout.lengths import Lengths
-from repl_rl.rollout.limits import RolloutLimits
-from repl_rl.rollout.renderer import Renderer
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.sandbox import InProcessSandbox
 from repl_rl.tasks import Task
+from repl_rl.trajectory.trajectory import LineStatus, Stop, Trajectory
 from tests.conftest import overshooting_tokenizer
 from tests.worlds import RENDERER, TASK, world
 
@@ -68,11 +68,11 @@ def test_the_family_that_took_longest_begins_first_and_groups_stay_together() ->
     short, long, new = (Task(name, f"task {name}", "3", family=name) for name in ("short", "long", "new"))
     (t,) = asyncio.run(world(["x\n", "x\n", "submit_final_answer(3)\n"]).collect([long]))
     (u,) = asyncio.run(world(["submit_final_answer(3)\n"]).collect([short]))
-    lengths = Lengths()
-    lengths.learn(long, t)
-    lengths.learn(short, u)
-    assert lengths.longest_first([short, long, new, long, short]) == [2, 1, 3, 0, 4]
-    assert Lengths().longest_first([short, long, short, long]) == [0, 2, 1, 3]
+    lengths = LengthEstimator()
+    lengths.update(long, t)
+    lengths.update(short, u)
+    assert lengths.sort_longest_first([short, long, new, long, short]) == [2, 1, 3, 0, 4]
+    assert LengthEstimator().sort_longest_first([short, long, short, long]) == [0, 2, 1, 3]
 
 
 def test_rollouts_get_their_places_in_that_order_and_come_back_in_the_given_one() -> None:
@@ -85,7 +85,7 @@ def test_rollouts_get_their_places_in_that_order_and_come_back_in_the_given_one(
 
     a, b = (Task(name, f"task {name}", "3", family=name) for name in "ab")
     rollouts = replace(world(["1\n"]), sampler=Noting(), concurrency=1)
-    rollouts.lengths.learn(a, asyncio.run(rollouts.collect([a]))[0])
+    rollouts.length_estimator.update(a, asyncio.run(rollouts.collect([a]))[0])
     begun.clear()
     played = asyncio.run(rollouts.collect([a, b, a, b]))
     assert begun == ["b", "b", "a", "a"]
@@ -107,7 +107,7 @@ def test_three_lines_in_a_row_of_one_kind_doom_a_rollout(lines: list[str], playe
     (t,) = asyncio.run(rollouts.collect([TASK]))
     assert len(t.lines) == played
     doomed = lines[played - 1] != "exit()\n"
-    assert t.stop is (Stop.DOOMED if doomed else Stop.EXITED)
+    assert t.stop is (Stop.EARLY_STOPPED if doomed else Stop.EXITED)
     assert rollouts.metrics([t]) == {"lines_saved": 20 - played if doomed else 0}
 
 
@@ -154,13 +154,13 @@ def test_weights_replaced_in_the_middle_of_rollouts_leave_consoles_and_records_w
         """Waits after its second line until weights were replaced."""
 
         def __init__(self) -> None:
-            self.arrived, self.go_on = asyncio.Semaphore(0), asyncio.Event()
+            self.arrived, self.continue_after_answer = asyncio.Semaphore(0), asyncio.Event()
 
         async def rollout(self, episode: Episode) -> None:
             for _ in range(2):
                 await episode.push(await episode.sample())
             self.arrived.release()
-            await self.go_on.wait()
+            await self.continue_after_answer.wait()
             await super().rollout(episode)
 
     async def work() -> list[Trajectory]:
@@ -170,7 +170,7 @@ def test_weights_replaced_in_the_middle_of_rollouts_leave_consoles_and_records_w
         for _ in range(8):
             await sampler.arrived.acquire()
         await rollouts.engine.load_weights(tmp_path, 5)
-        sampler.go_on.set()
+        sampler.continue_after_answer.set()
         return await played
 
     played = asyncio.run(work())

@@ -10,11 +10,11 @@ import pytest
 
 from repl_rl.cli import main
 from repl_rl.engine import ENGINES, ScriptedEngine, Transformers, Vllm, open_engine
-from repl_rl.engine.conformance import CHECKS, Check
+from repl_rl.engine.conformance_checks import CHECKS, EngineCheck
 from repl_rl.errors import ConfigError
+from repl_rl.rollout_config import RolloutConfig
 from repl_rl.sandbox import SANDBOXES, Docker, Local, open_sandbox
-from repl_rl.settings.toml import dump
-from repl_rl.world import World
+from repl_rl.settings.argument_parser import dump_toml
 from tests.engine.models import CONTEXT, bench
 from tests.toy_engine import Abacus
 from tests.toy_sandbox import Playpen
@@ -22,10 +22,10 @@ from tests.toy_sandbox import Playpen
 
 @pytest.fixture(autouse=True)
 def toys() -> Iterator[None]:
-    SANDBOXES.add(Playpen)
-    ENGINES.add(Abacus)
+    SANDBOXES.register(Playpen)
+    ENGINES.register(Abacus)
     yield
-    del SANDBOXES.kinds["playpen"], ENGINES.kinds["abacus"]
+    del SANDBOXES.entries["playpen"], ENGINES.entries["abacus"]
 
 
 @pytest.mark.parametrize("verb", ["train", "eval", "rollout"])
@@ -39,18 +39,18 @@ def test_toys_are_in_the_help_with_their_options(verb: str, capsys: pytest.Captu
 
 def test_a_name_that_is_taken_is_refused() -> None:
     with pytest.raises(ConfigError, match="there is one of that name"):
-        SANDBOXES.add(Playpen)
+        SANDBOXES.register(Playpen)
 
     @dataclass(frozen=True, slots=True)
     class Docker(Playpen):
         kind: ClassVar[str] = "vllm"
 
-    SANDBOXES.kinds["vllm"] = Docker
+    SANDBOXES.entries["vllm"] = Docker
     try:
         with pytest.raises(ConfigError, match=r"table of settings is 'vllm'; two kinds have that name"):
-            World.recorded(Path())
+            RolloutConfig.from_run(Path())
     finally:
-        del SANDBOXES.kinds["vllm"]
+        del SANDBOXES.entries["vllm"]
 
 
 def test_the_doctor_looks_at_engines_and_sandboxes_that_were_added(capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,7 +67,7 @@ def test_a_toy_sandbox_keeps_every_promise(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_a_toy_engine_keeps_every_promise(check: Check, tmp_path: Path) -> None:
+def test_a_toy_engine_keeps_every_promise(check: EngineCheck, tmp_path: Path) -> None:
     async def work() -> None:
         async with open_engine(Abacus(), model=tmp_path) as engine:
             assert isinstance(engine, ScriptedEngine)
@@ -78,28 +78,28 @@ def test_a_toy_engine_keeps_every_promise(check: Check, tmp_path: Path) -> None:
 
 
 def test_options_of_a_kind_that_is_not_chosen_cannot_be_written() -> None:
-    assert World(engine=Vllm(threads=2), sandbox=Docker(memory_mb=512)).engine == Vllm(threads=2)
+    assert RolloutConfig(engine=Vllm(threads=2), sandbox=Docker(memory_mb=512)).engine == Vllm(threads=2)
     for wrong in (lambda: Transformers(threads=2), lambda: Local(memory_mb=512)):  # type: ignore[call-arg]
         with pytest.raises(TypeError):
             wrong()
     with pytest.raises(ConfigError, match=r"engine is .*choose one of vllm, transformers"):
-        World(engine=Docker())  # type: ignore[arg-type]
+        RolloutConfig(engine=Docker())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("world", [
-    World(),
-    World(engine="transformers", sandbox="unsafe"),
-    World(engine=Vllm(threads=2, kv_cache_gib=4), sandbox=Docker(isolation="container")),
+    RolloutConfig(),
+    RolloutConfig(engine="transformers", sandbox="unsafe"),
+    RolloutConfig(engine=Vllm(threads=2, kv_cache_gib=4), sandbox=Docker(isolation="container")),
 ])  # fmt: skip
-def test_a_world_that_was_written_down_is_read_back(world: World, tmp_path: Path) -> None:
-    (tmp_path / "config.toml").write_text(dump(world))
-    assert World.recorded(tmp_path, sandbox=SANDBOXES.chosen(world.sandbox)) == world
+def test_a_world_that_was_written_down_is_read_back(world: RolloutConfig, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(dump_toml(world))
+    assert RolloutConfig.from_run(tmp_path, sandbox=SANDBOXES.resolve(world.sandbox)) == world
 
 
 def test_a_world_of_toys_is_written_down_and_read_back(tmp_path: Path) -> None:
-    world = World(engine=Abacus(words=7), sandbox=Playpen(politeness=3))
-    (tmp_path / "config.toml").write_text(dump(world))
-    assert World.recorded(tmp_path) == world
+    world = RolloutConfig(engine=Abacus(words=7), sandbox=Playpen(politeness=3))
+    (tmp_path / "config.toml").write_text(dump_toml(world))
+    assert RolloutConfig.from_run(tmp_path) == world
 
 
 def test_a_toy_sandbox_runs_lines_for_whoever_names_it() -> None:

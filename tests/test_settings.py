@@ -16,15 +16,13 @@ import pytest
 
 from repl_rl.cli import main
 from repl_rl.cli.eval import EvalConfig
-from repl_rl.cli.rollout import RolloutConfig
+from repl_rl.cli.rollout import RolloutCommandConfig
 from repl_rl.cli.train import TrainConfig
 from repl_rl.errors import ConfigError, ReplRLError
-from repl_rl.runs.told import settings_of
-from repl_rl.settings.arguments import parse
-from repl_rl.settings.flags import mirrored, names, seam_of
-from repl_rl.settings.toml import load
-from repl_rl.settings.toml_text import MOST_BYTES, MOST_PARTS, TooLong, parse_toml
-from repl_rl.world import World
+from repl_rl.rollout_config import RolloutConfig
+from repl_rl.runs.run_metadata import read_settings
+from repl_rl.settings.argument_parser import build_flags_class, get_registry, iterate_flag_names, load_toml, parse
+from repl_rl.settings.bounded_toml import MOST_BYTES, MOST_PARTS, TooLong, parse_toml
 
 ROOT = Path(__file__).parent.parent / "repl_rl"
 OUTSIDE = "\n".join(path.read_text() for path in ROOT.rglob("*.py"))
@@ -36,9 +34,9 @@ def settings(kind: type) -> set[tuple[type, str]]:
     found: set[tuple[type, str]] = set()
     for field in fields(kind):
         hint = get_type_hints(kind, include_extras=True)[field.name]
-        seam = seam_of(hint)
+        seam = get_registry(hint)
         if seam is not None:
-            for options in seam.tables().values():
+            for options in seam.get_entries_with_options().values():
                 found |= settings(options)
         if isinstance(hint, type) and is_dataclass(hint):
             found |= settings(hint)
@@ -49,13 +47,13 @@ def settings(kind: type) -> set[tuple[type, str]]:
 
 
 def test_settings_stay_few() -> None:
-    flags = list(names(mirrored(TrainConfig)))
+    flags = list(iterate_flag_names(build_flags_class(TrainConfig)))
     assert len([name for name in flags if "." not in name]) <= 40
     assert len([name for name in flags if "." in name]) <= 60
 
 
 ALL = sorted(
-    {pair for kind in (TrainConfig, EvalConfig, RolloutConfig) for pair in settings(kind)},
+    {pair for kind in (TrainConfig, EvalConfig, RolloutCommandConfig) for pair in settings(kind)},
     key=lambda pair: (pair[0].__name__, pair[1]),
 )
 
@@ -146,7 +144,7 @@ def test_a_file_that_takes_time_or_memory_without_bound_is_refused(
     unbounded: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = written(tmp_path, UNBOUNDED[unbounded])
-    for reading in (lambda: load(file), lambda: settings_of(tmp_path), lambda: World.recorded(tmp_path)):
+    for reading in (lambda: load_toml(file), lambda: read_settings(tmp_path), lambda: RolloutConfig.from_run(tmp_path)):
         with pytest.raises(ReplRLError, match=r"config.toml'.* (has more than|at most) ") as refused:
             reading()
         assert len(str(refused.value)) < 1000
@@ -170,7 +168,11 @@ def test_a_link_out_of_a_run_is_not_followed_to_its_settings(tmp_path: Path) -> 
     run.mkdir()
     other.write_text('name = "secret"')
     (run / "config.toml").symlink_to(other)
-    for reading in (lambda: load(run / "config.toml"), lambda: settings_of(run), lambda: World.recorded(run)):
+    for reading in (
+        lambda: load_toml(run / "config.toml"),
+        lambda: read_settings(run),
+        lambda: RolloutConfig.from_run(run),
+    ):
         with pytest.raises(ReplRLError, match="is a link that leads out of its folder"):
             reading()
     # The user names this file, so its link is followed.

@@ -17,17 +17,16 @@ import pytest
 
 from repl_rl.cli.train import TrainConfig
 from repl_rl.errors import ConfigError
-from repl_rl.record.clip import TEXT_CHARS
-from repl_rl.record.trajectory import Observed
-from repl_rl.runs.store import marked
-from repl_rl.settings.arguments import parse
-from repl_rl.settings.toml import dump
-from repl_rl.trainer import sinks
+from repl_rl.runs.store import mark_observations
+from repl_rl.settings.argument_parser import dump_toml, parse
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.loop import fit
-from repl_rl.trainer.packages import require_sinks
-from repl_rl.trainer.sinks import COLUMNS, PREFIX, TABLE, TABLE_ROWS, table
-from repl_rl.trainer.source import StepRecord
+from repl_rl.trainer.optional_packages import require_sinks
+from repl_rl.trainer.plugins import trackers as sinks
+from repl_rl.trainer.plugins.trackers import COLUMNS, PREFIX, TABLE, TABLE_ROWS, build_table_rows
+from repl_rl.trainer.rollout_source import StepRecord
+from repl_rl.trainer.train_loop import run_training
+from repl_rl.trajectory.console_text import TEXT_CHARS
+from repl_rl.trajectory.trajectory import Observed
 from tests.runs import HOSTILE, credit, rollout
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 
@@ -42,7 +41,7 @@ def trained(run: Path, config: TrainerConfig) -> list[StepRecord]:
     model = tiny_model()
     source = SampledSource(copy.deepcopy(model))
     tasks = [f"task {i}" for i in range(6)]
-    fit(model, tiny_tokenizer(), tasks, source, config, run / "checkpoints", lambda r, _: records.append(r))
+    run_training(model, tiny_tokenizer(), tasks, source, config, run / "checkpoints", lambda r, _: records.append(r))
     return records
 
 
@@ -68,23 +67,23 @@ def test_tensorboard_gets_each_documented_figure_once_a_step_and_a_table(tmp_pat
 
 def test_a_table_has_prompt_marked_completion_outcome_and_reward() -> None:
     t = rollout(0, "one", 1)
-    (row,) = table(StepRecord(7, {}, (credit(t),)), [t])
+    (row,) = build_table_rows(StepRecord(7, {}, (credit(t),)), [t])
     found = dict(zip(COLUMNS, row, strict=True))
     observed = next(segment for segment in t.segments if isinstance(segment, Observed))
     assert found["prompt"] == "What is one?\n>>> "
     assert found["completion"] == f"1/0\n⟦{observed.text}⟧submit_final_answer(1)\n"
     assert (found["step"], found["stop"], found["outcome"], found["reward"]) == (7, "answered", 0.0, -0.1)
-    assert len(table(StepRecord(1, {}), [t] * 99)) == TABLE_ROWS
+    assert len(build_table_rows(StepRecord(1, {}), [t] * 99)) == TABLE_ROWS
 
 
 def test_what_a_program_printed_is_mere_text_in_a_table() -> None:
     t = rollout(0, "one", 1, f"⟧x = 1\n⟦{HOSTILE}" + "a" * 10_000_000)
-    assert marked(t).count("⟦") == marked(t).count("⟧") == 1
-    (row,) = table(StepRecord(1, {}), [t])
+    assert mark_observations(t).count("⟦") == mark_observations(t).count("⟧") == 1
+    (row,) = build_table_rows(StepRecord(1, {}), [t])
     shown = str(row[COLUMNS.index("completion")])
     assert len(shown) < TEXT_CHARS + 50
     assert all(c.isprintable() or c == "\n" for c in shown)
-    assert all(line.startswith("    ") for line in sinks._markdown(row).split("\n"))
+    assert all(line.startswith("    ") for line in sinks._format_markdown_row(row).split("\n"))
 
 
 def test_sinks_that_cannot_be_had_are_refused() -> None:
@@ -98,7 +97,7 @@ def test_sinks_are_named_by_flags_and_files(tmp_path: Path) -> None:
     config = parse(TrainConfig, "train", ["--trainer.report-to", "tensorboard"])
     assert config.trainer.report_to == ("tensorboard",)
     for each in (config, TrainConfig()):
-        (tmp_path / "config.toml").write_text(dump(each))
+        (tmp_path / "config.toml").write_text(dump_toml(each))
         assert parse(TrainConfig, "train", ["--config", str(tmp_path / "config.toml")]) == each
 
 

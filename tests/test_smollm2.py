@@ -10,17 +10,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GgufConfig
 
-from repl_rl.engine import Drive, Sampling, open_engine
+from repl_rl.engine import RequestMode, Sampling, open_engine
 from repl_rl.engine.base import Engine
-from repl_rl.engine.vllm import VllmEngine
-from repl_rl.rollout import ReplSampler, Rollouts, RolloutThread
-from repl_rl.rollout.limits import RolloutLimits
-from repl_rl.rollout.renderer import Renderer
+from repl_rl.engine.vllm_engine import VllmEngine
+from repl_rl.rollout import ReplSampler, Rollouts, SyncRollouts
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.sandbox import InProcessSandbox
 from repl_rl.tasks import Task
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.loop import fit
-from repl_rl.trainer.source import StepRecord
+from repl_rl.trainer.rollout_source import StepRecord
+from repl_rl.trainer.train_loop import run_training
 from tests.vocabularies import smollm2, smollm2_file
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def greedy(engine: Engine, renderer: Renderer) -> list[list[int]]:
     async def one(task: Task) -> list[int]:
-        prompt = renderer.prompt(task.question, "base").token_ids + renderer.encode("for i in range(2):\n... ")
+        prompt = renderer.build_prompt(task.question, "base").token_ids + renderer.encode("for i in range(2):\n... ")
         async with engine.session(prompt, Sampling(0.0)) as session:
             for _ in range(4):
                 await session.sample(renderer.encode(">>> "), max_tokens=16, stop_ids=renderer.stop_ids)
@@ -62,7 +62,7 @@ def test_greedy_ids_of_sessions_and_requests_are_the_same_without_forbidden_ones
         async with OPENING(model=folder, forbidden_ids=never) as engine:
             assert isinstance(engine, VllmEngine)
             sessions = await greedy(engine, renderer)
-            engine.use(Drive.REQUEST)
+            engine.set_request_mode(RequestMode.REQUEST)
             return sessions, await greedy(engine, renderer)
 
     sessions, requests = asyncio.run(work())
@@ -87,7 +87,7 @@ def test_a_training_run_has_no_gap(folder: Path, tmp_path: Path) -> None:
         gaps.append(record.metrics["logprob_gap_max"])
 
     config = TrainerConfig(steps=2, prompts_per_step=2, group_size=2, micro_batch=2, learning_rate=1e-5)
-    with RolloutThread(opened, {task.id: task for task in TASKS}) as source:
-        fit(folder, renderer.tokenizer, [task.id for task in TASKS], source, config, tmp_path, on_step)
+    with SyncRollouts(opened, {task.id: task for task in TASKS}) as source:
+        run_training(folder, renderer.tokenizer, [task.id for task in TASKS], source, config, tmp_path, on_step)
     assert len(gaps) == 2
     assert max(gaps) <= 1e-3

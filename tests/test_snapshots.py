@@ -22,7 +22,7 @@ from syrupy.assertion import SnapshotAssertion
 import repl_rl
 from repl_rl import cli
 from repl_rl.cli import VERBS
-from repl_rl.runs.store import read
+from repl_rl.runs.store import read_trajectories
 
 STEPS = 3
 SNAPSHOTS = Path(__file__).parent / "__snapshots__" / "test_snapshots.ambr"
@@ -121,7 +121,7 @@ def _processor() -> str:
 
 
 def _rollouts(run: Path) -> list[str]:
-    played = sorted(read(run / "trajectories"), key=lambda t: t.id)
+    played = sorted(read_trajectories(run / "trajectories"), key=lambda t: t.id)
     return [f"{t.id} {t.stop.value} {t.outcome} {_digest(repr(t.completion_ids).encode())}" for t in played]
 
 

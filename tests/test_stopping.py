@@ -17,7 +17,14 @@ from pathlib import Path
 import pytest
 
 from repl_rl.errors import EngineDied, EngineError
-from repl_rl.machine.stopping import Terminated, explained, hold, release, terminable, undisturbed
+from repl_rl.utils.stop_signals import (
+    Terminated,
+    defer_signals,
+    explain_error,
+    handle_stop_signals,
+    hold_signals,
+    release_signals,
+)
 from tests.processes import command, descendants, identity, shared_files, wait_for
 
 LIMIT_S = 10.0
@@ -29,7 +36,7 @@ from pathlib import Path
 import torch
 
 from repl_rl import ReplSampler
-from repl_rl.credit.advantages import ESTIMATORS
+from repl_rl.credit.advantage_estimators import ESTIMATORS
 
 
 class Stuck(ReplSampler):
@@ -166,12 +173,12 @@ def test_sigterm_works_where_the_shell_ignores_ctrl_c_and_a_second_one_changes_n
 def test_a_second_signal_leaves_at_once(tmp_path: Path) -> None:
     code = (
         "import signal, threading\n"
-        "from repl_rl.machine.stopping import QUIET_S, Terminated, terminable\n"
-        "with terminable():\n"
+        "from repl_rl.utils.stop_signals import QUIET_S, Terminated, handle_stop_signals\n"
+        "with handle_stop_signals():\n"
         "    try:\n"
         "        signal.raise_signal(signal.SIGUSR1)\n"
         "    except Terminated as stop:\n"
-        "        print(stop.number, flush=True)\n"
+        "        print(stop.signal_number, flush=True)\n"
         "    signal.raise_signal(signal.SIGTERM)\n"
         "    print('the same stop', flush=True)\n"
         "    threading.Event().wait(QUIET_S)\n"
@@ -190,13 +197,13 @@ def test_what_is_held_back_is_raised_by_the_last_release_and_ctrl_c_with_it() ->
         (signal.SIGHUP, Terminated),
         (signal.SIGINT, KeyboardInterrupt),
     ):
-        with terminable():
-            hold()
-            hold()
+        with handle_stop_signals():
+            hold_signals()
+            hold_signals()
             signal.raise_signal(number)
-            release()
+            release_signals()
             with pytest.raises(kind):
-                release()
+                release_signals()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -253,8 +260,8 @@ def test_a_terminal_that_is_closed_lets_the_program_end_in_order(tmp_path: Path)
     code = (
         "import sys, threading\n"
         "from pathlib import Path\n"
-        "from repl_rl.machine.stopping import Terminated, terminable\n"
-        "with terminable():\n"
+        "from repl_rl.utils.stop_signals import Terminated, handle_stop_signals\n"
+        "with handle_stop_signals():\n"
         "    try:\n"
         "        Path('begun').touch()\n"
         "        threading.Event().wait()\n"
@@ -262,7 +269,7 @@ def test_a_terminal_that_is_closed_lets_the_program_end_in_order(tmp_path: Path)
         "        print('saving', flush=True)\n"
         "        print('stopped', file=sys.stderr, flush=True)\n"
         "        Path('saved').write_text(str(stop))\n"
-        "        sys.exit(128 + stop.number)\n"
+        "        sys.exit(128 + stop.signal_number)\n"
     )
     ended, _ = hung_up([sys.executable, "-c", code], tmp_path, (tmp_path / "begun").exists)
     assert ended == 129
@@ -313,7 +320,7 @@ def test_sigterm_ends_processes_that_train_side_by_side(tmp_path: Path) -> None:
 
 def test_a_handler_is_there_within_the_block_only() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Terminated), terminable():
+    with pytest.raises(Terminated), handle_stop_signals():
         signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -321,7 +328,7 @@ def test_a_handler_is_there_within_the_block_only() -> None:
 def test_a_sigterm_that_is_ignored_stays_ignored() -> None:
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        with terminable():
+        with handle_stop_signals():
             signal.raise_signal(signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -334,7 +341,7 @@ def disturbed(done: list[str]) -> None:
 
 def test_what_is_not_to_be_disturbed_is_finished_first() -> None:
     done: list[str] = []
-    with pytest.raises(Terminated), terminable(), undisturbed():
+    with pytest.raises(Terminated), handle_stop_signals(), defer_signals():
         disturbed(done)
     assert done == ["summary"]
 
@@ -343,7 +350,7 @@ def test_a_second_sigterm_does_not_disturb_the_end_that_the_first_began() -> Non
     done: list[str] = []
     ending = ExitStack()
     ending.callback(disturbed, done)
-    with pytest.raises(Terminated), terminable(), ending:
+    with pytest.raises(Terminated), handle_stop_signals(), ending:
         signal.raise_signal(signal.SIGTERM)
     assert done == ["summary"]
 
@@ -351,10 +358,10 @@ def test_a_second_sigterm_does_not_disturb_the_end_that_the_first_began() -> Non
 def test_an_engine_that_dies_of_the_same_sigterm_is_an_interruption() -> None:
     died = EngineDied("its process is gone")
     other = EngineError("out of memory")
-    with terminable():
-        assert explained(other) is other
+    with handle_stop_signals():
+        assert explain_error(other) is other
         late = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM))
         late.start()
-        assert isinstance(explained(died), Terminated)
+        assert isinstance(explain_error(died), Terminated)
         late.join()
-    assert explained(died) is died
+    assert explain_error(died) is died

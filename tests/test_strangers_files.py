@@ -17,16 +17,15 @@ import pytest
 
 from repl_rl.cli import main
 from repl_rl.errors import ReplRLError, StoreError
-from repl_rl.machine.assets import asset
 from repl_rl.runs.report import write_report
-from repl_rl.runs.report.data import columns, payload
+from repl_rl.runs.report.report_data import build_metric_columns, build_payload
+from repl_rl.runs.run_metadata import read_summary
 from repl_rl.runs.store import Store, write_step
-from repl_rl.runs.store.members import pack
-from repl_rl.runs.store.notebook import read_notebook
-from repl_rl.runs.store.records import to_record
-from repl_rl.runs.store.workspaces import StoredWorkspace
-from repl_rl.runs.told import summary_of
-from repl_rl.tasks.unpacked import MOST_RATIO, MOST_RECORD_BYTES
+from repl_rl.runs.store.appendable_gzip import pack_member
+from repl_rl.runs.store.export_formats import read_notebook
+from repl_rl.runs.store.trajectory_json import StoredWorkspace, to_record
+from repl_rl.tasks.bounded_decompression import MOST_RATIO, MOST_RECORD_BYTES
+from repl_rl.utils.package_data import find_asset
 from tests.runs import rollout, run_folder
 
 SECRET = "correct horse battery staple"
@@ -52,10 +51,10 @@ def steps(run: Path) -> Path:
 def test_a_record_that_bursts_is_damage_and_the_others_are_read(run: Path) -> None:
     here = len(Store(run))
     file = steps(run) / "999999.jsonl.gz"
-    file.write_bytes(pack("bomb", BOMB) + pack("small", b"{}"))
+    file.write_bytes(pack_member("bomb", BOMB) + pack_member("small", b"{}"))
     store = Store(run)
     assert len(list(store)) == here
-    (bomb, small) = map(str, store.damage)
+    (bomb, small) = map(str, store.damaged_regions)
     assert f"'bomb' unpacks to more than {MOST_RECORD_BYTES:,} bytes" in bomb
     assert "not a trajectory" in small or "schema_version" in small
     with pytest.raises(StoreError, match="unpacks to more than"):
@@ -69,7 +68,7 @@ def test_plain_gzip_that_bursts_is_damage(text: bytes, tmp_path: Path) -> None:
     file = tmp_path / "old.jsonl.gz"
     file.write_bytes(gzip.compress(text, mtime=0))
     with pytest.raises(StoreError, match="not a trajectory") if text != BOMB else pytest.raises(AssertionError):
-        assert not Store(file).damage, Store(file).damage
+        assert not Store(file).damaged_regions, Store(file).damaged_regions
 
 
 def test_many_records_of_a_run_are_read_as_far_as_their_size_on_disk_explains(run: Path) -> None:
@@ -80,7 +79,7 @@ def test_many_records_of_a_run_are_read_as_far_as_their_size_on_disk_explains(ru
     store = Store(folder)
     read = len(list(store))
     assert 3 <= read < 12
-    (damage,) = store.damage
+    (damage,) = store.damaged_regions
     assert f"{MOST_RATIO} times what is on disk" in damage.reason
 
 
@@ -117,7 +116,7 @@ def test_links_within_a_run_and_a_run_that_is_a_link_are_followed(run: Path, tmp
     (run / "summary.json").rename(run / "kept.json")
     (run / "summary.json").symlink_to("kept.json")
     (tmp_path / "linked").symlink_to(run)
-    assert summary_of(tmp_path / "linked")
+    assert read_summary(tmp_path / "linked")
     assert len(Store(tmp_path / "linked")) == len(Store(run))
 
 
@@ -127,11 +126,11 @@ def test_trajectories_and_captions_of_elsewhere_are_not_taken_in(run: Path, tmp_
     (steps(run) / "000007.jsonl.gz").symlink_to(other / "000007.jsonl.gz")
     store = Store(run)
     assert not any("private" in name for name in store.ids)
-    assert ["a link that leads out" in each.reason for each in store.damage] == [True]
+    assert ["a link that leads out" in each.reason for each in store.damaged_regions] == [True]
     (steps(run) / "tokens.json").unlink()
     (steps(run) / "tokens.json").symlink_to(other / "000007.jsonl.gz")
     with pytest.raises(StoreError, match="not followed"):
-        store.tokens()
+        store.read_tokens()
     run2 = tmp_path / "run2"
     run2.mkdir()
     (run2 / "trajectories").symlink_to(other)
@@ -145,9 +144,9 @@ def test_pipes_and_loops_are_no_files_of_a_run(run: Path) -> None:
     (run / "summary.json").unlink()
     os.mkfifo(run / "summary.json")
     store = Store(run)
-    assert len(store.damage) == 2
+    assert len(store.damaged_regions) == 2
     assert len(list(store)) > 0
-    assert summary_of(run) is None
+    assert read_summary(run) is None
     write_report(run)
 
 
@@ -188,10 +187,10 @@ def test_figures_that_no_page_can_read_are_left_out(run: Path) -> None:
     ]
     (run / "metrics.jsonl").write_text("".join(f"{row}\n" for row in rows))
     (run / "summary.json").write_text('{"status": "finished", "eval": NaN, "deep": [[1e999]]}')
-    found = columns(run)
+    found = build_metric_columns(run)
     assert found == {"step": [1, 2], "f": [2.5, None], **{name: [None, None] for name in "abce"}}
-    assert summary_of(run) == {"status": "finished", "eval": None, "deep": [[None]]}
-    json.dumps(payload(run), allow_nan=False)
+    assert read_summary(run) == {"status": "finished", "eval": None, "deep": [[None]]}
+    json.dumps(build_payload(run), allow_nan=False)
 
 
 def test_records_with_values_of_another_kind_are_damage(run: Path) -> None:
@@ -211,13 +210,13 @@ def test_records_with_values_of_another_kind_are_damage(run: Path) -> None:
     }
     file, taken = steps(run) / "777777.jsonl.gz", list[str]()
     for name, text in odd.items():
-        file.write_bytes(pack(name, text.encode("utf-8", "surrogateescape")))
+        file.write_bytes(pack_member(name, text.encode("utf-8", "surrogateescape")))
         store = Store(run)
         list(store)
         with suppress(ReplRLError):
             store[name]
             taken.append(name)
-        json.dumps(payload(run), allow_nan=False)
+        json.dumps(build_payload(run), allow_nan=False)
     assert taken == []
 
 
@@ -256,7 +255,7 @@ class Marking:
 def test_code_of_a_model_does_not_run_for_a_user_who_says_yes(part: str, tmp_path: Path) -> None:
     """Without `trust_remote_code=False`, transformers asks on the terminal."""
     model, mark = tmp_path / "model", tmp_path / "mark"
-    shutil.copytree(asset("policies/quickstart"), model)
+    shutil.copytree(find_asset("policies/quickstart"), model)
     (model / "evil.py").write_text(f"import os\nos.mkdir({str(mark)!r})\n")
     changes = {
         "config": ("config.json", {"model_type": "evil", "auto_map": {"AutoConfig": "evil.C", "AutoModel": "evil.M"}}),
@@ -278,7 +277,7 @@ def test_code_of_a_model_does_not_run_for_a_user_who_says_yes(part: str, tmp_pat
 
 def test_code_and_pickles_of_a_model_do_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, mark = tmp_path / "model", tmp_path / "mark"
-    shutil.copytree(asset("policies/quickstart"), model)
+    shutil.copytree(find_asset("policies/quickstart"), model)
     (model / "evil.py").write_text(f"import os\nos.mkdir({str(mark)!r})\n")
     for name in ("config.json", "tokenizer_config.json"):
         said = json.loads((model / name).read_text())

@@ -15,15 +15,15 @@ from repl_rl.cli import main
 from repl_rl.cli.serve import ServeConfig
 from repl_rl.cli.train import TrainConfig
 from repl_rl.errors import ConfigError
-from repl_rl.record.trajectory import Execution, Line, LineEnd, LineStatus, Sampled, Trajectory
-from repl_rl.runs.player import TrajectoryPlayer
+from repl_rl.rollout_config import RolloutConfig, _refuse_unrecorded, find_recorded_task
 from repl_rl.runs.store import Store, write_step
-from repl_rl.runs.store.notebook import write_notebook
+from repl_rl.runs.store.export_formats import write_notebook
+from repl_rl.runs.trajectory_player import TrajectoryPlayer
 from repl_rl.sandbox import SANDBOXES, Docker, Local, Unsafe
-from repl_rl.settings.toml import dump
-from repl_rl.settings.working_folder import WorkingFolderFinder
+from repl_rl.settings.argument_parser import dump_toml
+from repl_rl.settings.component_registry import WorkingFolderFinder
 from repl_rl.tasks import load_tasks
-from repl_rl.world import World, _refuse_unrecorded, recorded_task
+from repl_rl.trajectory.trajectory import Execution, Line, LineEnd, LineStatus, Sampled, Trajectory
 from tests.runs import rollout
 
 ROOT = Path(__file__).parent.parent
@@ -84,7 +84,7 @@ def test_replay_runs_lines_in_no_sandbox_that_the_user_did_not_choose(
     assert main(["replay", str(says(stranger, text)), *door]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     with pytest.raises(ConfigError, match=complaint):
-        World.recorded(stranger)
+        RolloutConfig.from_run(stranger)
     assert "sandbox in" in line
     assert not mark.exists()
 
@@ -121,26 +121,26 @@ def test_lines_run_where_the_user_says_and_showing_asks_nothing(
 
 def test_a_recorded_sandbox_that_isolates_here_keeps_its_options(stranger: Path) -> None:
     says(stranger, 'sandbox = "docker"\n[docker]\nmemory_mb = 512\nisolation = "container"')
-    assert World.recorded(stranger).sandbox == Docker(memory_mb=512, isolation="container")
+    assert RolloutConfig.from_run(stranger).sandbox == Docker(memory_mb=512, isolation="container")
     says(stranger, 'sandbox = "docker"\n[docker]\nmemory_mb = 512\nimage = "evil:1"')
-    assert World.recorded(stranger, sandbox="docker").sandbox == Docker(memory_mb=512)
-    assert World.recorded(stranger, sandbox="local").sandbox == Local()
-    assert World.recorded(stranger, trust=True).sandbox == Docker(memory_mb=512, image="evil:1")
+    assert RolloutConfig.from_run(stranger, sandbox="docker").sandbox == Docker(memory_mb=512)
+    assert RolloutConfig.from_run(stranger, sandbox="local").sandbox == Local()
+    assert RolloutConfig.from_run(stranger, trust=True).sandbox == Docker(memory_mb=512, image="evil:1")
 
 
 def test_trust_chooses_no_sandbox_that_does_not_isolate(stranger: Path) -> None:
     with pytest.raises(ConfigError, match="--sandbox unsafe"):
-        World.recorded(says(stranger, 'sandbox = "unsafe"\ntrust = true'), trust=True)
-    assert World.recorded(stranger, trust=True, sandbox="unsafe").sandbox == Unsafe()
+        RolloutConfig.from_run(says(stranger, 'sandbox = "unsafe"\ntrust = true'), trust=True)
+    assert RolloutConfig.from_run(stranger, trust=True, sandbox="unsafe").sandbox == Unsafe()
 
 
 def test_a_server_of_a_run_takes_this_machines_sandbox(stranger: Path) -> None:
     says(stranger, 'sandbox = "unsafe"')
-    assert ServeConfig(run=stranger).world.sandbox == Local()
+    assert ServeConfig(run=stranger).served_config.sandbox == Local()
 
 
 def test_limits_above_the_default_are_said(stranger: Path, caplog: pytest.LogCaptureFixture) -> None:
-    World.recorded_consoles(says(stranger, "[limits]\nmemory_mb = 100000\nprocesses = 2"))
+    RolloutConfig.from_run_consoles(says(stranger, "[limits]\nmemory_mb = 100000\nprocesses = 2"))
     assert [record.getMessage() for record in caplog.records] == [
         f"limits in {stranger}/config.toml are above the default: memory_mb = 100000 (default 512)"
     ]
@@ -200,10 +200,10 @@ def test_no_value_of_a_run_becomes_another_setting_or_asks_for_help(
     (tmp_path / "rows.jsonl").write_text("read")
     says(stranger, SMUGGLED[smuggled])
     with pytest.raises(ConfigError):
-        World.recorded(stranger)
+        RolloutConfig.from_run(stranger)
     # The consoles' part is read alone, and has the same checks.
     with suppress(ConfigError):
-        assert "read" not in World.recorded_consoles(stranger).prompt
+        assert "read" not in RolloutConfig.from_run_consoles(stranger).prompt
     assert main(["replay", str(stranger), "--branch", "1"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("repl-rl: error: ")
@@ -213,15 +213,15 @@ def test_no_value_of_a_run_becomes_another_setting_or_asks_for_help(
 @pytest.mark.parametrize(
     "read",
     [
-        World(sampler="evil_plugin:f"),
-        World(host_functions="evil_plugin:f"),
-        World(judge="evil_plugin:f"),
-        World(group_judge="evil_plugin:f"),
-        World(tasks="verifiers:evil_plugin"),
-        World(prompt="text:read"),
+        RolloutConfig(sampler="evil_plugin:f"),
+        RolloutConfig(host_functions="evil_plugin:f"),
+        RolloutConfig(judge="evil_plugin:f"),
+        RolloutConfig(group_judge="evil_plugin:f"),
+        RolloutConfig(tasks="verifiers:evil_plugin"),
+        RolloutConfig(prompt="text:read"),
     ],
 )
-def test_the_config_that_was_read_is_checked_as_its_file_was(read: World) -> None:
+def test_the_config_that_was_read_is_checked_as_its_file_was(read: RolloutConfig) -> None:
     with pytest.raises(ConfigError, match=r"in config.toml is .*(--trust|does not record it)"):
         _refuse_unrecorded(read, {"prompt": "bare"}, "config.toml")
 
@@ -229,21 +229,23 @@ def test_the_config_that_was_read_is_checked_as_its_file_was(read: World) -> Non
 @pytest.mark.parametrize("text", ["--help", "--sampler=evil_plugin:f", "-x", "--"])
 def test_a_text_of_a_run_that_begins_with_a_hyphen_is_that_text(text: str, stranger: Path) -> None:
     says(stranger, f"preload = {json.dumps(text)}\n[chat]\nkey = {json.dumps(text)}")
-    assert World.recorded(stranger) == World(preload=text, chat={"key": text}, bos=False, prompt_space="observed")
+    assert RolloutConfig.from_run(stranger) == RolloutConfig(
+        preload=text, chat={"key": text}, bos=False, prompt_space="observed"
+    )
 
 
 def test_code_that_a_run_names_is_imported_where_the_user_trusts_it(stranger: Path, mark: Path) -> None:
     says(stranger, 'group_judge = "evil_plugin:f"')
-    world = World.recorded(stranger, trust=True)
+    world = RolloutConfig.from_run(stranger, trust=True)
     assert not mark.exists()
-    world.fitting()
+    world.load_sampler_and_renderer()
     assert mark.exists()
 
 
 def test_a_validation_source_of_a_run_is_held_to_the_same(stranger: Path, mark: Path) -> None:
     says(stranger, 'validation = "verifiers:evil_plugin"')
     with pytest.raises(ConfigError, match=r"tasks in .*verifiers:evil_plugin.*--trust"):
-        recorded_task(stranger, "t", World.recorded(stranger))
+        find_recorded_task(stranger, "t", RolloutConfig.from_run(stranger))
     assert not mark.exists()
 
 
@@ -270,23 +272,23 @@ def test_a_judge_of_a_row_is_imported_only_if_the_user_names_it(
         load_tasks(str(file))
     assert not mark.exists()
     assert load_tasks(str(file), trust=True) == load_tasks(str(file), judges=["evil_plugin:f"])
-    assert World(tasks=str(file), trust=True).drawn("all") == load_tasks(str(file), trust=True)
-    assert World(tasks=str(file), judge="task + 0.5*evil_plugin:g", trust=True).drawn("all")
-    assert World(tasks=str(file), judge="exact").drawn("all")[0].judge == "exact"
+    assert RolloutConfig(tasks=str(file), trust=True).draw_tasks("all") == load_tasks(str(file), trust=True)
+    assert RolloutConfig(tasks=str(file), judge="task + 0.5*evil_plugin:g", trust=True).draw_tasks("all")
+    assert RolloutConfig(tasks=str(file), judge="exact").draw_tasks("all")[0].judge == "exact"
 
 
 def test_a_judge_that_the_user_names_is_the_users(tmp_path: Path) -> None:
     file = tmp_path / "tasks.jsonl"
     file.write_text(json.dumps({"id": "t", "question": "q", "answer": "1", "judge": "evil_plugin:f"}) + "\n")
-    assert World(tasks=str(file), judge="evil_plugin:f").drawn("all")[0].judge == "evil_plugin:f"
-    assert World(tasks=f"{file}?judge=mine_plugin:f").drawn("all")[0].judge == "mine_plugin:f"
+    assert RolloutConfig(tasks=str(file), judge="evil_plugin:f").draw_tasks("all")[0].judge == "evil_plugin:f"
+    assert RolloutConfig(tasks=f"{file}?judge=mine_plugin:f").draw_tasks("all")[0].judge == "mine_plugin:f"
     with pytest.raises(ConfigError, match="evil_plugin:f"):
-        World(tasks=str(file), judge="task + 0.5*mine_plugin:f").drawn("all")
+        RolloutConfig(tasks=str(file), judge="task + 0.5*mine_plugin:f").draw_tasks("all")
 
 
 def test_trust_is_of_one_command_and_never_recorded() -> None:
-    assert "trust" not in dump(TrainConfig(trust=True))
-    assert dump(TrainConfig(trust=True)) == dump(TrainConfig())
+    assert "trust" not in dump_toml(TrainConfig(trust=True))
+    assert dump_toml(TrainConfig(trust=True)) == dump_toml(TrainConfig())
 
 
 OPTIONAL = ("gmpy2", "tree", "wandb", "logging", "json", "random", "tabulate", "pip", "sitecustomize")
@@ -334,8 +336,8 @@ def test_a_judges_process_looks_into_no_folder_for_modules_of_the_library(tmp_pa
     for name in OPTIONAL:
         (tmp_path / f"{name}.py").write_text(f"open({str(mark)!r}, 'w').close()\nraise SystemExit\n")
     grade = (
-        "from repl_rl.judges import grade; from repl_rl import Task\n"
-        "print(grade(Task('t', 'q', '3', judge='math'), '3'))"
+        "from repl_rl.judges import grade_answer; from repl_rl import Task\n"
+        "print(grade_answer(Task('t', 'q', '3', judge='math'), '3'))"
     )
     done = subprocess.run([sys.executable, "-P", "-c", grade], cwd=tmp_path, text=True, capture_output=True)
     assert done.stdout == "1.0\n", done.stderr
@@ -356,8 +358,8 @@ def test_modules_that_the_user_names_are_found_here_with_their_neighbours(tmp_pa
     (tmp_path / "late_helper.py").write_text("ONE = 1.0\n")
     (tmp_path / "tasks.jsonl").write_text(json.dumps({"id": "t", "question": "q", "answer": "1"}) + "\n")
     ask = (
-        "from repl_rl.judges import grade; from repl_rl import Task\n"
-        "print(grade(Task('t', 'q', '3', judge='own_plugin.inner:judge'), '3'))"
+        "from repl_rl.judges import grade_answer; from repl_rl import Task\n"
+        "print(grade_answer(Task('t', 'q', '3', judge='own_plugin.inner:judge'), '3'))"
     )
     done = subprocess.run([sys.executable, "-P", "-c", ask], cwd=tmp_path, text=True, capture_output=True)
     assert done.stdout == "1.0\n", done.stderr
@@ -373,7 +375,7 @@ def test_a_library_finds_nothing_of_the_working_folder_even_beside_a_named_modul
     (tmp_path / "uses_plugin.py").write_text("import library_of_evil\nf = str\n")
     monkeypatch.syspath_prepend(library.parent)
     finder = WorkingFolderFinder()
-    finder.name("uses_plugin")
+    finder.request_module("uses_plugin")
     sys.meta_path.append(finder)
     try:
         __import__("uses_plugin")
@@ -399,6 +401,6 @@ def test_every_python_that_the_package_starts_ignores_the_working_folder() -> No
 
 
 def test_a_kind_that_is_chosen_by_default_is_never_refused() -> None:
-    for kind in SANDBOXES.kinds.values():
-        if kind.isolates and not kind.elsewhere:
-            kind().refuse_unasked("config.toml")
+    for kind in SANDBOXES.entries.values():
+        if kind.isolates and not kind.is_remote:
+            kind().validate_recorded_choice("config.toml")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.machine.outputs import contents
+from repl_rl.utils.atomic_files import list_contents
 from tests.runs import run_folder
 
 PROGRAM = shlex.join([sys.executable, "-m", "repl_rl.cli"])
@@ -29,7 +29,7 @@ def test_what_makes_a_folder_makes_it_whole_wherever_its_words_go(tmp_path: Path
     code, told = shell(f"{PROGRAM} sft --fresh --out whole {stdout}", tmp_path)
     assert code == 0, told
     assert "Traceback" not in told
-    assert contents(tmp_path / "whole") == [
+    assert list_contents(tmp_path / "whole") == [
         "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"
     ]  # fmt: skip
     json.loads((tmp_path / "whole" / "config.json").read_text())
@@ -75,8 +75,8 @@ def test_a_verb_whose_words_are_its_result_ends_with_one_line(
 
 def test_no_file_gets_what_is_printed_where_standard_output_was_closed(tmp_path: Path) -> None:
     code = (
-        "from repl_rl.machine.streams import settle_streams\n"
-        "settle_streams(outlast=True)\n"
+        "from repl_rl.cli.terminal_output import make_streams_safe\n"
+        "make_streams_safe(outlast=True)\n"
         "with open('mine', 'w') as file:\n"
         "    print('words', flush=True)\n"
         "    import os, subprocess\n"

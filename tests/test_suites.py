@@ -11,13 +11,13 @@ from datasets import Dataset
 
 from repl_rl.cli import main
 from repl_rl.errors import ConfigError
-from repl_rl.judges import grade, graded
-from repl_rl.judges.unit_tests import checks
-from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.judges import grade_answer, grade_async
+from repl_rl.judges.unit_tests import parse_tests
+from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.sandbox import open_sandbox
 from repl_rl.sandbox.inprocess import InProcessSandbox
 from repl_rl.tasks import Task, load_tasks
-from repl_rl.tasks.assertions import Assertion
+from repl_rl.tasks.parse_assertions import SplitAssertion
 from tests.worlds import world
 
 Fields = Mapping[str, object]
@@ -80,8 +80,8 @@ def test_math500_is_graded_by_value_and_told_by_level(tmp_path: Path) -> None:
     task = task_of(tmp_path, "math500", MATH500)
     assert (task.id, task.family, task.judge) == ("math500-test-prealgebra-12", "math500/2", "math")
     assert task.question == MATH500["problem"]
-    assert grade(task, "3/4") == 1.0
-    assert grade(task, "4/3") == 0.0
+    assert grade_answer(task, "3/4") == 1.0
+    assert grade_answer(task, "4/3") == 0.0
 
 
 @pytest.mark.parametrize(
@@ -96,16 +96,16 @@ def test_math500_is_graded_by_value_and_told_by_level(tmp_path: Path) -> None:
 def test_aime_is_read_in_each_form_that_it_is_published_in(tmp_path: Path, row: Fields, id: str, family: str) -> None:
     task = task_of(tmp_path, "aime", row)
     assert (task.id, task.question, task.answer, task.judge, task.family) == (id, "Sum?", "25", "numeric", family)
-    assert [grade(task, answer) for answer in ("25", "025", "25.0", "26", "x")] == [1.0, 1.0, 1.0, 0.0, 0.0]
+    assert [grade_answer(task, answer) for answer in ("25", "025", "25.0", "26", "x")] == [1.0, 1.0, 1.0, 0.0, 0.0]
 
 
 def test_gsm8k_keeps_its_grader(tmp_path: Path) -> None:
     task = task_of(tmp_path, "gsm8k", {"question": "Eggs?", "answer": "He has <<9*2=18>>18.\n#### 1,018"})
-    assert grade(task, "$1018") == 1.0
+    assert grade_answer(task, "$1018") == 1.0
 
 
 async def passes(task: Task, program: str) -> float:
-    return await graded(task, program, InProcessSandbox())
+    return await grade_async(task, program, InProcessSandbox())
 
 
 PROGRAMS = [
@@ -177,7 +177,7 @@ def test_classes_of_a_program_can_be_pickled_and_looked_up_though_it_is_no_main_
 
     async def judged() -> float:
         async with open_sandbox("local", warm=0) as sandbox:
-            return await graded(task, program, sandbox)
+            return await grade_async(task, program, sandbox)
 
     assert asyncio.run(judged()) == 1.0
 
@@ -208,11 +208,11 @@ def test_a_program_that_solves_nothing_finds_no_expected_value_in_its_console(tm
 
     async def judged() -> list[list[float]]:
         async with open_sandbox("local", warm=0) as sandbox:
-            return [[await graded(task, program, sandbox) for program in programs] for task in tasks]
+            return [[await grade_async(task, program, sandbox) for program in programs] for task in tasks]
 
     assert asyncio.run(judged()) == [[1.0, 0.0, 0.0, 0.0]] * 3
     for task in tasks:
-        for check_ in checks(task):
+        for check_ in parse_tests(task):
             assert "== 4" not in "".join(check_.lines)
             assert "14" not in "".join(check_.lines)
 
@@ -262,8 +262,8 @@ VALUES = [
 @pytest.mark.parametrize(("test", "value", "worth"), VALUES)
 def test_values_are_compared_on_the_host_as_python_compares_them(test: str, value: str, worth: int) -> None:
     task = Task("t", "?", f"assert {test}, 'a message'", judge="tests")
-    (check,) = checks(task)
-    assert isinstance(check.expected, Assertion)
+    (check,) = parse_tests(task)
+    assert isinstance(check.expected, SplitAssertion)
     assert asyncio.run(passes(task, f"f = lambda: {value}")) == worth
 
 
@@ -272,7 +272,7 @@ def test_values_are_compared_on_the_host_as_python_compares_them(test: str, valu
     ["f() == g()", "x == 4", "all(f(n) == n for n in (1, 2))", "f() == 'a' * 10**9", "1 < f() < 3", "f() == [*f()]"],
 )
 def test_other_assertions_run_in_the_console_as_they_stand(test: str) -> None:
-    (check,) = checks(Task("t", "?", f"assert {test}", judge="tests"))
+    (check,) = parse_tests(Task("t", "?", f"assert {test}", judge="tests"))
     assert check.expected == ""
     assert check.lines == (f"assert {test}",)
 
@@ -281,8 +281,8 @@ def test_other_assertions_run_in_the_console_as_they_stand(test: str) -> None:
     "printed", ["", "4 5", "4 if 1 else 5", "(" * 500, "-" * 9000 + "4", "9**9**9", "x", "[4" * 9000]
 )
 def test_what_a_console_prints_is_read_as_a_literal_and_never_run(printed: str) -> None:
-    (check,) = checks(Task("t", "?", "assert f() == 4", judge="tests"))
-    assert not check.passes(printed)
+    (check,) = parse_tests(Task("t", "?", "assert f() == 4", judge="tests"))
+    assert not check.check_output(printed)
 
 
 HELPER = ["from math import fabs\n", "def half(x):\n", "    return x / 2\n", "\n"]
@@ -346,7 +346,7 @@ def test_suites_are_read_from_parquet_too(tmp_path: Path) -> None:
     Dataset.from_list([dict(MBPP), {**MBPP, "task_id": 602}]).to_parquet(str(path))
     tasks = load_tasks(f"mbpp:{path}")
     assert [task.id for task in tasks] == ["mbpp-601", "mbpp-602"]
-    assert all(checks(task) for task in tasks)
+    assert all(parse_tests(task) for task in tasks)
 
 
 @pytest.mark.parametrize(
@@ -449,7 +449,7 @@ def test_a_check_that_tests_nothing_is_refused_with_its_field(tmp_path: Path, te
     ],
 )
 def test_a_check_that_may_fail_is_accepted(tmp_path: Path, test: str) -> None:
-    assert checks(task_of(tmp_path, "humaneval", {**HUMANEVAL, "test": test}))
+    assert parse_tests(task_of(tmp_path, "humaneval", {**HUMANEVAL, "test": test}))
 
 
 @pytest.mark.parametrize(
@@ -480,7 +480,7 @@ def test_tests_of_mbpp_that_test_nothing_are_refused_with_their_field(
     ],
 )
 def test_tests_of_mbpp_that_may_fail_are_accepted(tmp_path: Path, tests: list[str]) -> None:
-    assert checks(task_of(tmp_path, "mbpp", {**MBPP, "test_list": tests}))
+    assert parse_tests(task_of(tmp_path, "mbpp", {**MBPP, "test_list": tests}))
 
 
 OWN = "def isclose(a, b):\n    return abs(a - b) < 0.01"
@@ -508,7 +508,7 @@ def test_isclose_is_the_function_that_the_tests_define(
     plain = Task("t", "?", f"{before}\nassert {called}\n", judge="tests")
     for task in (suite, task_of(tmp_path, "humaneval", row), plain):
         assert asyncio.run(passes(task, f"def f(x):\n    return {value}\n")) == worth
-        shown = [check.lines for check in checks(task) if isinstance(check.expected, Assertion)]
+        shown = [check.lines for check in parse_tests(task) if isinstance(check.expected, SplitAssertion)]
         if "math" in before and OWN not in before:
             assert len(shown) == 1
             assert "0.1" not in "".join(shown[0])
@@ -568,7 +568,7 @@ def test_references_are_typed_and_compared_as_python_and_doctest_would(tests: st
 )
 def test_references_that_test_nothing_are_refused(tests: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        checks(Task("t", "?", tests, judge="tests"))
+        parse_tests(Task("t", "?", tests, judge="tests"))
 
 
 @pytest.mark.parametrize("test", ["assert double({}) == 4", "assert not double({})"])
@@ -576,12 +576,12 @@ def test_references_that_test_nothing_are_refused(tests: str, told: str) -> None
 def test_a_test_whose_call_cannot_be_printed_is_typed_as_it_stands(tmp_path: Path, test: str, value: str) -> None:
     task = task_of(tmp_path, "mbpp", {**MBPP, "test_list": [test.format(value)]})
     assert test.format(value) in task.question
-    assert checks(task)
+    assert parse_tests(task)
 
 
 @pytest.mark.parametrize("value", ["0x" + "f" * 9000, "3**6000 * 3**6000"])
 def test_an_expected_number_that_is_too_long_to_print_is_typed_as_it_stands(tmp_path: Path, value: str) -> None:
-    assert checks(task_of(tmp_path, "mbpp", {**MBPP, "test_list": [f"assert double(2) == {value}"]}))
+    assert parse_tests(task_of(tmp_path, "mbpp", {**MBPP, "test_list": [f"assert double(2) == {value}"]}))
 
 
 def test_fields_of_other_names_can_be_said(tmp_path: Path) -> None:

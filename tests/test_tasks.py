@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repl_rl.errors import ConfigError
-from repl_rl.judges import grade
+from repl_rl.judges import grade_answer
 from repl_rl.sandbox import InProcessSandbox
 from repl_rl.tasks import (
     EASY,
@@ -29,13 +29,13 @@ from repl_rl.tasks import (
     FollowUp,
     Split,
     Task,
-    assigned,
-    generate,
+    assign_tasks,
+    draw_problem,
+    get_split,
     load_tasks,
-    sketch,
-    split_of,
 )
-from repl_rl.tasks.rows import Row, is_number
+from repl_rl.tasks.generated_tasks import generate
+from repl_rl.tasks.row_to_task import TaskRow, is_number
 
 ALL = (*EASY, *HARD)
 
@@ -57,14 +57,14 @@ def test_train_and_held_out_never_share_a_question_whatever_the_seeds(seeds: tup
     train = {task.question for task in generate(ALL, "train", 40, seeds[0])}
     held_out = {task.question for task in generate(ALL, "held_out", 40, seeds[1])}
     assert not train & held_out
-    assert {split_of(q) for q in train} == {Split.TRAIN}
-    assert {split_of(q) for q in held_out} == {Split.HELD_OUT}
+    assert {get_split(q) for q in train} == {Split.TRAIN}
+    assert {get_split(q) for q in held_out} == {Split.HELD_OUT}
 
 
 def test_the_split_is_stable_and_holds_out_about_a_fifth() -> None:
-    assert split_of("Compute 1 + 2.") is Split.TRAIN
-    assert split_of("Compute 1 + 6.") is Split.HELD_OUT
-    share = sum(split_of(f"question {n}") is Split.HELD_OUT for n in range(2000)) / 2000
+    assert get_split("Compute 1 + 2.") is Split.TRAIN
+    assert get_split("Compute 1 + 6.") is Split.HELD_OUT
+    share = sum(get_split(f"question {n}") is Split.HELD_OUT for n in range(2000)) / 2000
     assert 0.17 < share < 0.23
 
 
@@ -244,8 +244,8 @@ def test_an_answer_that_is_a_number_is_compared_as_a_number_unless_a_judge_is_na
     tasks = load_tasks(source)
     assert [t.judge for t in tasks] == ["numeric"] * 3 + ["exact"] + ["numeric"] * 3 + ["exact"]
     given = ["18", "1000", str(10**80), "18", repr(0.3 - 0.2), "1e+308", "-7.0", "18"]
-    assert [grade(t, answer) for t, answer in zip(tasks, given, strict=True)] == [1, 1, 1, 0, 1, 1, 1, 0]
-    assert grade(tasks[2], str(10**80 + 1)) == 0.0
+    assert [grade_answer(t, answer) for t, answer in zip(tasks, given, strict=True)] == [1, 1, 1, 0, 1, 1, 1, 0]
+    assert grade_answer(tasks[2], str(10**80 + 1)) == 0.0
     assert {t.judge for t in load_tasks(f"{source}?judge=math")} == {"math"}
     with pytest.raises(ConfigError, match=r"t\.jsonl:1: field 'answer' is nan; give a finite number"):
         load_tasks(write(tmp_path / "t.jsonl", {"id": "a", "question": "q", "answer": float("nan")}))
@@ -271,7 +271,10 @@ def test_decimals_and_floats_of_32_bits_are_the_numbers_that_their_columns_show(
             ("nested.value", ["0.7", "2.5"]),
         ):
             tasks = load_tasks(f"{place}?answer={name}")
-            assert [grade(t, answer) for t, answer in zip(tasks, answers, strict=True)] == [1.0, 1.0], (place, name)
+            assert [grade_answer(t, answer) for t, answer in zip(tasks, answers, strict=True)] == [1.0, 1.0], (
+                place,
+                name,
+            )
             assert {t.judge for t in tasks} == {"numeric"}
         with pytest.raises(ConfigError, match="row 2: field 'whole' is None"):
             load_tasks(f"{place}?answer=whole")
@@ -287,7 +290,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
         (Decimal("1E+3"), "1E+3"),
     ):
         assert is_number(value)
-        assert Row("t:1", 1, {"answer": value}).text("answer") == text
+        assert TaskRow("t:1", 1, {"answer": value}).get_text("answer") == text
     assert not is_number(np.bool_(True))
     assert not is_number(True)
 
@@ -330,7 +333,7 @@ async def echoed(setup: tuple[str, ...], expression: str) -> str:
 @pytest.mark.parametrize("family", [*FAMILIES, *GRADED])
 def test_the_lines_of_every_sketch_echo_its_answer(family: str) -> None:
     for seed in range(12):
-        drawn = sketch(family, random.Random(seed))
+        drawn = draw_problem(family, random.Random(seed))
         shown = asyncio.run(echoed(drawn.setup, drawn.expression))
         assert shown.strip("'") == drawn.answer, drawn
 
@@ -458,7 +461,7 @@ def test_a_task_of_several_turns_gives_each_question_as_a_task_of_its_own(tmp_pa
     source = write(tmp_path / "t.jsonl", {"id": "a", "question": "6 * 7?", "answer": 42, "follow_ups": turns})
     (task,) = load_tasks(source)
     assert task.follow_ups == (FollowUp("And doubled?", "84", "numeric"),)
-    assert [(t.id, t.question, t.answer, t.judge, t.follow_ups) for t in task.turns()] == [
+    assert [(t.id, t.question, t.answer, t.judge, t.follow_ups) for t in task.split_turns()] == [
         ("a", "6 * 7?", "42", "numeric", ()),
         ("a.1", "And doubled?", "84", "numeric", ()),
     ]
@@ -488,7 +491,7 @@ def test_a_curriculum_prefers_what_is_solved_now_and_then() -> None:
 
 @given(outcomes=st.lists(st.tuples(st.sampled_from(["a0", "b3"]), st.floats(0, 1)), max_size=300))
 def test_no_family_is_ever_left_out_and_rates_stay_within_bounds(outcomes: list[tuple[str, float]]) -> None:
-    curriculum = Curriculum(two_families(), config=CurriculumConfig(floor=0.2, memory=0.9))
+    curriculum = Curriculum(two_families(), config=CurriculumConfig(uniform_share=0.2, decay=0.9))
     curriculum.record(outcomes)
     assert all(0 < rate < 1 for rate in curriculum.solve_rates.values())
     assert all(weight >= 0.1 - 1e-12 for weight in curriculum.weights.values())
@@ -513,9 +516,9 @@ def test_a_curriculum_repeats_exactly_and_takes_every_task_before_one_comes_agai
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_processes_share_a_step_of_the_curriculum_though_a_group_may_straddle_them(processes: int) -> None:
     groups, size = 6, 4
-    whole = assigned(Curriculum(two_families()), ["slot"] * (groups * size), size)
+    whole = assign_tasks(Curriculum(two_families()), ["slot"] * (groups * size), size)
     parts = [
-        assigned(Curriculum(two_families()), ["slot"] * (groups * size // processes), size, process, processes)
+        assign_tasks(Curriculum(two_families()), ["slot"] * (groups * size // processes), size, process, processes)
         for process in range(processes)
     ]
     assert [task_id for part in parts for task_id in part] == list(whole)
@@ -524,17 +527,17 @@ def test_processes_share_a_step_of_the_curriculum_though_a_group_may_straddle_th
 
 def test_the_mean_level_is_that_of_the_families_and_0_without_levels() -> None:
     tasks = load_tasks("builtin:dates", count=30)
-    level = Curriculum(tasks).levels
+    level = Curriculum(tasks).compute_mean_level
     assert level(task.id for task in tasks if task.family == "dates/3") == 3.0
     assert level(task.id for task in tasks) == 2.0
-    assert Curriculum(two_families()).levels(["a0", "b1"]) == 0.0
+    assert Curriculum(two_families()).compute_mean_level(["a0", "b1"]) == 0.0
 
 
 def test_a_curriculum_refuses_strangers_and_bad_settings() -> None:
     with pytest.raises(ConfigError, match="task id is 'c9'"):
         Curriculum(two_families()).record([("c9", 1.0)])
-    with pytest.raises(ConfigError, match=r"curriculum\.floor is 0"):
-        CurriculumConfig(floor=0)
+    with pytest.raises(ConfigError, match=r"curriculum\.uniform_share is 0"):
+        CurriculumConfig(uniform_share=0)
     with pytest.raises(ConfigError, match="number of tasks is 0"):
         Curriculum([])
     with pytest.raises(ConfigError, match="number of tasks is 0"):

@@ -12,7 +12,7 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from repl_rl.cli.terminal import SafeStream, terminal
+from repl_rl.cli.terminal_output import SafeStream, make_terminal
 from tests.runs import run_folder
 
 CLIPBOARD = "\x1b]52;c;cm0gLXJmIH4=\x07"
@@ -40,7 +40,7 @@ def run_program(*arguments: str | Path, cwd: Path | None = None) -> subprocess.C
 def test_what_a_verb_shows_is_free_of_control_characters_in_every_kind_of_renderable(
     text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    console = terminal()
+    console = make_terminal()
     table = Table(text, title=text, caption=text)
     table.add_row(text)
     table.add_row(Text(text))
@@ -58,7 +58,7 @@ def test_styles_and_bars_of_our_own_still_reach_a_terminal(monkeypatch: pytest.M
     monkeypatch.setattr(sys, "stdout", screen)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
-    console = terminal()
+    console = make_terminal()
     console.print(Text(f"bold {CLIPBOARD}", style="bold"))
     assert screen.getvalue().startswith("\x1b[1m")
     assert CLIPBOARD not in screen.getvalue()

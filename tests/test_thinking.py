@@ -8,14 +8,14 @@ import pytest
 
 from repl_rl.engine import ScriptedEngine
 from repl_rl.errors import ConfigError
-from repl_rl.record.trajectory import LineEnd, Observed, Stop, Trajectory
 from repl_rl.rollout import ReplSampler
-from repl_rl.rollout.renderer import Renderer
-from repl_rl.runs.replay import branch, start_at, verify
+from repl_rl.rollout.token_renderer import Renderer
+from repl_rl.runs.replay import branch, get_branch_point, verify_trajectory
 from repl_rl.runs.store import to_text
 from repl_rl.samplers import load_sampler
-from repl_rl.samplers.conformance import check
+from repl_rl.samplers.conformance_checks import run_checks
 from repl_rl.sandbox.inprocess import InProcessSandbox
+from repl_rl.trajectory.trajectory import LineEnd, Observed, Stop, Trajectory
 from tests.samplers.marked import chat_renderer
 from tests.worlds import RENDERER, TASK, world
 
@@ -48,11 +48,11 @@ def test_the_span_is_trained_and_what_is_spliced_after_it_is_not() -> None:
 def test_such_a_rollout_is_verified_shown_and_branched_from_any_line() -> None:
     lines = [SPAN, "x = 6\n", "submit_final_answer(x * 7)\n"]
     t = played(lines)
-    found = asyncio.run(verify(t, InProcessSandbox()))
-    assert (found.lines, found.difference, found.skipped) == (2, None, "")
+    found = asyncio.run(verify_trajectory(t, InProcessSandbox()))
+    assert (found.lines, found.difference, found.skip_reason) == (2, None, "")
     assert ">>> x = 6\n>>> submit_final_answer(x * 7)\n" in to_text(t)
     for line in range(3):
-        (again,) = asyncio.run(branch(world(lines[line:], THINK), start_at(t, line), TASK, 1)).trajectories
+        (again,) = asyncio.run(branch(world(lines[line:], THINK), get_branch_point(t, line), TASK, 1)).trajectories
         assert (again.completion_ids, again.outcome) == (t.completion_ids, 1.0)
 
 
@@ -77,5 +77,5 @@ def test_options_that_do_nothing_are_refused() -> None:
 
 
 def test_it_keeps_what_every_sampler_keeps() -> None:
-    rows = check(load_sampler('repl(thinking="</think>")'))
+    rows = run_checks(load_sampler('repl(thinking="</think>")'))
     assert [row for row in rows if not row.passed] == []

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repl_rl.errors import InvariantError
-from repl_rl.record.group import Group
-from repl_rl.record.trajectory import (
+from repl_rl.trajectory.trajectory import (
     Execution,
     Failure,
     FailureKind,
+    Group,
     Line,
     LineEnd,
     LineStatus,

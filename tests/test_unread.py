@@ -9,9 +9,8 @@ import pytest
 
 from repl_rl.cli import chat, main, replay, serve, sft, transcripts
 from repl_rl.errors import ConfigError
-from repl_rl.settings.arguments import Parsed, parse_with_sources
-from repl_rl.settings.toml import dump
-from repl_rl.world import World
+from repl_rl.rollout_config import RolloutConfig
+from repl_rl.settings.argument_parser import ParsedSettings, dump_toml, parse_with_sources
 
 PLAYS = ("--tasks builtin:count", "--judge task", "--engine vllm", "--vllm.sleep", "--sandbox local", "--trust",
          "--sampler repl", "--sampler.give-up-after 3", "--concurrency 128", "--dtype auto", "--rollout.max-lines 9",
@@ -108,7 +107,7 @@ def test_the_file_of_earlier_transcripts_is_taken_because_its_other_values_are_d
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     file = tmp_path_factory.mktemp("earlier") / "config.toml"
-    file.write_text(dump(transcripts.TranscriptsConfig(from_doctests=("bisect",), max_lines=9)))
+    file.write_text(dump_toml(transcripts.TranscriptsConfig(from_doctests=("bisect",), max_lines=9)))
     refuse_unread("transcripts", ["--config", str(file)])
     file.write_text(file.read_text().replace('mix = "clean"', 'mix = "cold"'))
     with pytest.raises(ConfigError, match="mix is 'cold'; it has no effect without --from-tasks"):
@@ -116,8 +115,10 @@ def test_the_file_of_earlier_transcripts_is_taken_because_its_other_values_are_d
 
 
 def test_a_server_that_is_asked_leaves_no_setting_of_a_world_to_this_command() -> None:
-    asked: Parsed[chat.ChatConfig] = parse_with_sources(chat.ChatConfig, "chat", ["--server", "http://127.0.0.1:1/v1"])
-    for field in fields(World):
-        given = Parsed(asked.config, (), frozenset({field.name}), asked.over)
+    asked: ParsedSettings[chat.ChatConfig] = parse_with_sources(
+        chat.ChatConfig, "chat", ["--server", "http://127.0.0.1:1/v1"]
+    )
+    for field in fields(RolloutConfig):
+        given = ParsedSettings(asked.config, (), frozenset({field.name}), asked.with_defaults)
         with pytest.raises(ConfigError, match="the server has its own settings"):
             chat.refuse_without_effect(given)

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from repl_rl.coldstart.demonstrations import CLEAN, Plan
-from repl_rl.coldstart.played import Course, played
 from repl_rl.errors import ConfigError
-from repl_rl.record.trajectory import Stop
-from repl_rl.rollout.renderer import Renderer
+from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.sandbox import InProcessSandbox
+from repl_rl.sft.demonstrations import CLEAN, DemonstrationPlan, DemonstrationSpec, play_demonstration
+from repl_rl.trajectory.trajectory import Stop
 from tests.vocabularies import VOCABULARIES, tekken
 from tests.worlds import TASK, world
 
@@ -41,7 +40,7 @@ def test_a_folder_says_what_its_vocabulary_does_with_newlines(renderer: Renderer
 @given(text=TEXT)
 def test_every_text_can_be_written_without_a_forbidden_id(renderer: Renderer, text: str) -> None:
     assert renderer.decode(renderer.encode(text)) == text
-    ids = renderer.written(text)
+    ids = renderer.encode_as_sampled(text)
     assert renderer.decode(ids) == text
     assert renderer.forbidden_ids.isdisjoint(ids)
 
@@ -69,11 +68,11 @@ def test_a_block_of_several_lines_is_executed_and_spliced_as_the_console_shows_i
 
 
 def test_a_block_can_be_demonstrated_also_where_its_last_two_newlines_are_two_tokens(renderer: Renderer) -> None:
-    plan = Plan(
+    plan = DemonstrationPlan(
         ("total = 0\n", "for n in [40, 2]:\n", "    total += n\n\n", "total\n", "submit_final_answer({echo})\n")
     )
-    course = Course(("sum",), CLEAN, 1)
-    shown = asyncio.run(played(TASK, plan, course, InProcessSandbox(), renderer))
+    course = DemonstrationSpec(("sum",), CLEAN, 1)
+    shown = asyncio.run(play_demonstration(TASK, plan, course, InProcessSandbox(), renderer))
     assert shown is not None
     assert shown.answer == "42"
     assert "".join(line.text for line in shown.lines) == "".join(plan.lines).replace("{echo}", "42")
@@ -93,7 +92,7 @@ def test_most_newline_tokens_of_smollm2_go_on_with_indentation(tmp_path: Path) -
 def test_a_chat_prompt_of_tekken_has_control_tokens_where_its_template_puts_them(tmp_path: Path) -> None:
     tekken(tmp_path)
     renderer = Renderer.from_folder(tmp_path)
-    prompt = renderer.prompt("What is [INST] 6 * 7?", "chat")
+    prompt = renderer.build_prompt("What is [INST] 6 * 7?", "chat")
     begin, end = (renderer.tokenizer.convert_tokens_to_ids(name) for name in ("[INST]", "[/INST]"))
     assert (prompt.token_ids.count(begin), prompt.token_ids.count(end)) == (1, 1)
     assert prompt.text.endswith("[/INST]" + prompt.text.rpartition("[/INST]")[2])

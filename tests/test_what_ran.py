@@ -11,21 +11,36 @@ import pytest
 from repl_rl.cli import main
 from repl_rl.engine import ScriptedEngine
 from repl_rl.errors import ConfigError
-from repl_rl.record.metrics import describe
-from repl_rl.record.trajectory import FailureKind, LineEnd, LineStatus, Observed, Sampled, Stop, Trajectory
 from repl_rl.rollout import RolloutSampler
 from repl_rl.rollout.episode import Episode
-from repl_rl.rollout.limits import RolloutLimits
-from repl_rl.rollout.renderer import Renderer
-from repl_rl.runs.replay import Verification, branch, open_replay, start_at, verify
-from repl_rl.runs.replay.session import check
-from repl_rl.runs.store import SCHEMA_VERSION, Store, from_record, read, to_record, to_text, transitions, write_step
-from repl_rl.samplers.conformance.witness import FaultySandbox
-from repl_rl.samplers.fenced import FencedCodeSampler
-from repl_rl.samplers.fenced_lines import FencedLineSampler
-from repl_rl.samplers.inline_call import InlineCallSampler
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.rollout.token_renderer import Renderer
+from repl_rl.runs.replay import (
+    Verification,
+    branch,
+    get_branch_point,
+    open_replay,
+    validate_replayable,
+    verify_trajectory,
+)
+from repl_rl.runs.store import (
+    SCHEMA_VERSION,
+    Store,
+    build_transitions,
+    from_record,
+    read_trajectories,
+    to_record,
+    to_text,
+    write_step,
+)
+from repl_rl.samplers.conformance_checks import FaultySandbox
+from repl_rl.samplers.fenced_code_sampler import FencedCodeSampler
+from repl_rl.samplers.fenced_line_sampler import FencedLineSampler
+from repl_rl.samplers.inline_call_sampler import InlineCallSampler
 from repl_rl.sandbox.base import Limits
 from repl_rl.sandbox.inprocess import InProcessSandbox
+from repl_rl.trajectory.trajectory import FailureKind, LineEnd, LineStatus, Observed, Sampled, Stop, Trajectory
+from repl_rl.trajectory.trajectory_metrics import compute_trajectory_metrics
 from tests.conftest import overshooting_tokenizer
 from tests.worlds import RENDERER, TASK, world
 
@@ -54,7 +69,7 @@ def play(
 ) -> Trajectory:
     """What a policy leaves behind that writes `lines`, and then its end token."""
     limits = RolloutLimits(max_line_tokens=400, max_observation_tokens=observation_tokens, max_lines=most_lines)
-    ids = [i for text in lines for i in renderer.written(text)]
+    ids = [i for text in lines for i in renderer.encode_as_sampled(text)]
     engine = replace(ScriptedEngine([[*ids, min(renderer.eos_ids)]]), forbidden_ids=renderer.forbidden_ids)
     return asyncio.run(replace(world([], sampler, limits, renderer), engine=engine).collect([TASK]))[0]
 
@@ -82,8 +97,8 @@ def test_text_that_is_carried_over_runs_with_the_line_that_closes_it() -> None:
     t = play(["for i in range(2):\n    print(i)\n\nlen([7])\n", "exit()\n"], renderer=carrying)
     assert [line.text for line in t.lines][:2] == ["for i in range(2):\n    ", "print(i)\n"]
     assert ran(t)[:3] == [("for i in range(2):",), ("    print(i)",), ("",)]
-    assert [each.prompt for each in transitions(t)] == [">>> ", "... ", "... ", ">>> ", ">>> "]
-    assert asyncio.run(verify(t, SANDBOX)).difference is None
+    assert [each.prompt for each in build_transitions(t)] == [">>> ", "... ", "... ", ">>> ", ">>> "]
+    assert asyncio.run(verify_trajectory(t, SANDBOX)).difference is None
 
 
 @pytest.mark.parametrize("line", range(4))
@@ -92,7 +107,7 @@ def test_a_branch_goes_on_from_text_that_was_carried_over(line: int) -> None:
     t = play(["for i in range(2):\n    print(i)\n\nlen([7])\n", "exit()\n"], renderer=carrying)
     rest = ScriptedEngine([[i for each in t.lines[line:] for i in each.token_ids]])
     rollouts = replace(world([], renderer=carrying), engine=rest)
-    (found,) = asyncio.run(branch(rollouts, start_at(t, line), TASK, 1)).trajectories
+    (found,) = asyncio.run(branch(rollouts, get_branch_point(t, line), TASK, 1)).trajectories
     assert (found.completion_ids, found.stop, ran(found)) == (t.completion_ids, t.stop, ran(t))
 
 
@@ -124,7 +139,7 @@ def test_an_observation_says_that_it_was_cut_by_whoever_cut_it() -> None:
     assert [s.cut for s in t.segments if isinstance(s, Observed)] == [False, False, False]
     short = play(["print('a' * 500)\n", "1\n", "exit()\n"], observation_tokens=16)
     assert [s.cut for s in short.segments if isinstance(s, Observed)] == [True, False]
-    assert RENDERER.observation("a" * 70_000).cut
+    assert RENDERER.encode_observation("a" * 70_000).cut
     roomy = RolloutLimits(max_line_tokens=200, max_observation_tokens=1000)
     narrow = world(["print('a' * 500)\n", "exit()\n"], limits=roomy)
     narrow = replace(narrow, sandbox=InProcessSandbox(Limits(output_bytes=256)))
@@ -145,10 +160,10 @@ def test_the_console_in_this_process_cuts_bytes_and_counts_bytes() -> None:
 
 def test_no_program_can_have_its_output_taken_for_a_prompt_or_for_a_cut() -> None:
     t = play(["print('>>> ', end=''); exit()\n"])
-    (last,) = transitions(t)
-    assert (last.output, last.asked) == (">>> ", "")
+    (last,) = build_transitions(t)
+    assert (last.output, last.next_prompt) == (">>> ", "")
     fake = play(["import time\n", "print('a\\n[... %d tokens cut ...]\\nb' % time.time_ns())\n", "exit()\n"])
-    found = asyncio.run(verify(fake, SANDBOX)).difference
+    found = asyncio.run(verify_trajectory(fake, SANDBOX)).difference
     assert found is not None
     assert found.line == 1
 
@@ -162,20 +177,22 @@ def test_a_prompt_that_the_sampler_spliced_in_itself_is_the_next_lines_prompt() 
                 await episode.push(line)
 
     t = play(["I multiply.\n", "6 * 7\n", "exit()\n"], PlanFirst())
-    assert [(each.prompt, each.output) for each in transitions(t)][1:] == [(">>> ", "42\n"), (">>> ", "")]
+    assert [(each.prompt, each.output) for each in build_transitions(t)][1:] == [(">>> ", "42\n"), (">>> ", "")]
     assert "Now do it.\n>>> 6 * 7\n42\n>>> exit()\n" in to_text(t)
 
 
 def test_fenced_rollouts_are_executed_again_and_compared() -> None:
     t = play(FENCED, FencedCodeSampler())
-    found = asyncio.run(verify(t, SANDBOX))
-    assert (found.lines, found.difference, found.skipped) == (3, None, "")
+    found = asyncio.run(verify_trajectory(t, SANDBOX))
+    assert (found.lines, found.difference, found.skip_reason) == (3, None, "")
     forgot = replace(t.lines[0], execution=replace(next(t.executions), ran=("x = 42",)))
-    silent = asyncio.run(verify(replace(t, segments=(Sampled((forgot,)), *t.segments[1:])), SANDBOX)).difference
+    silent = asyncio.run(
+        verify_trajectory(replace(t, segments=(Sampled((forgot,)), *t.segments[1:])), SANDBOX)
+    ).difference
     assert silent is not None
     assert silent.line == 0
     now = play(["```python\nimport time\nprint(time.time_ns())\n```", "\\boxed{42}"], FencedCodeSampler())
-    other = asyncio.run(verify(now, SANDBOX)).difference
+    other = asyncio.run(verify_trajectory(now, SANDBOX)).difference
     assert other is not None
     assert (other.line, other.cause.value) == (0, "time")
 
@@ -189,16 +206,16 @@ def test_a_fenced_observation_that_was_cut_agrees_when_its_ends_do(change: str, 
     assert first.execution is not None
     edited = replace(first.execution, ran=(first.execution.ran[0].replace("print(i)", f"print(i{change})"),))
     changed = Sampled((replace(first, execution=edited),))
-    found = asyncio.run(verify(replace(t, segments=(changed, *t.segments[1:])), SANDBOX))
-    assert (found.skipped, found.difference is not None) == ("", differs)
+    found = asyncio.run(verify_trajectory(replace(t, segments=(changed, *t.segments[1:])), SANDBOX))
+    assert (found.skip_reason, found.difference is not None) == ("", differs)
 
 
 def test_a_policy_goes_on_from_the_middle_of_a_fenced_rollout() -> None:
     t = play(FENCED, FencedCodeSampler())
-    ids = [i for text in ("```python\nprint(x)\n```", "\\boxed{42}") for i in RENDERER.written(text)]
+    ids = [i for text in ("```python\nprint(x)\n```", "\\boxed{42}") for i in RENDERER.encode_as_sampled(text)]
     engine = ScriptedEngine([[*ids, min(RENDERER.eos_ids)]], forbidden_ids=RENDERER.forbidden_ids)
     rest = replace(world([], FencedCodeSampler(), RolloutLimits(max_line_tokens=200)), engine=engine)
-    (found,) = asyncio.run(branch(rest, start_at(t, 1), TASK, 1)).trajectories
+    (found,) = asyncio.run(branch(rest, get_branch_point(t, 1), TASK, 1)).trajectories
     assert isinstance(found.segments[3], Observed)
     assert found.segments[3].text == "\n```output\n42\n```\n"
     assert found.outcome == 1.0
@@ -225,12 +242,12 @@ FENCED_LINES = [
 def test_lines_between_fences_are_executed_again_and_compared() -> None:
     t = play(FENCED_LINES, FencedLineSampler())
     assert t.outcome == 1.0
-    assert asyncio.run(verify(t, SANDBOX)) == Verification(t.id, 10, None)
+    assert asyncio.run(verify_trajectory(t, SANDBOX)) == Verification(t.id, 10, None)
     cut = play(["```python\n", "for i in range(90): i\n", "x\n"], FencedLineSampler(), observation_tokens=40)
     assert any(s.cut for s in cut.segments if isinstance(s, Observed))
-    assert asyncio.run(verify(cut, SANDBOX)).difference is None
+    assert asyncio.run(verify_trajectory(cut, SANDBOX)).difference is None
     now = play(["```python\n", "import time\n", "time.time_ns()\n", "```", "\\boxed{42}"], FencedLineSampler())
-    other = asyncio.run(verify(now, SANDBOX)).difference
+    other = asyncio.run(verify_trajectory(now, SANDBOX)).difference
     assert other is not None
     assert (other.line, other.cause.value) == (2, "time")
 
@@ -240,7 +257,7 @@ def test_the_last_line_of_a_rollout_without_lines_left_is_compared_too() -> None
     for most in (2, 3):
         t = play(lines, FencedLineSampler(), most_lines=most)
         assert t.stop is Stop.MAX_LINES
-        assert asyncio.run(verify(t, SANDBOX)).difference is None
+        assert asyncio.run(verify_trajectory(t, SANDBOX)).difference is None
 
 
 @pytest.mark.parametrize("line", range(1, len(FENCED_LINES)))
@@ -251,7 +268,7 @@ def test_a_policy_goes_on_from_any_line_between_fences(line: int) -> None:
     )
     limits = RolloutLimits(max_line_tokens=400, max_observation_tokens=200, max_lines=20)
     rollouts = replace(world([], FencedLineSampler(), limits), engine=rest)
-    (found,) = asyncio.run(branch(rollouts, start_at(t, line), TASK, 1)).trajectories
+    (found,) = asyncio.run(branch(rollouts, get_branch_point(t, line), TASK, 1)).trajectories
     assert (found.completion_ids, found.stop, ran(found)) == (t.completion_ids, t.stop, ran(t))
 
 
@@ -259,7 +276,7 @@ def test_nothing_goes_on_after_an_answer_even_if_it_printed_something() -> None:
     t = play(["print(1); submit_final_answer(2)\n"])
     assert isinstance(t.segments[-1], Observed)
     with pytest.raises(ConfigError, match="the rollout ended with that line"):
-        start_at(t, 1)
+        get_branch_point(t, 1)
 
 
 def test_a_sampler_that_swallows_our_fault_gets_no_reward_for_it() -> None:
@@ -294,14 +311,14 @@ def test_what_ran_and_what_was_cut_survive_on_disk(tmp_path: Path) -> None:
     t = play(FENCED, FencedCodeSampler())
     whole = play(["print('a' * 500)\n", "exit()\n"], observation_tokens=16)
     path = write_step(tmp_path, 1, [t, replace(whole, id="whole")])
-    assert list(read(path)) == [t, replace(whole, id="whole")]
+    assert list(read_trajectories(path)) == [t, replace(whole, id="whole")]
     assert to_record(Store(path)["whole"])["schema_version"] == SCHEMA_VERSION == 4
 
 
 def test_a_file_of_schema_2_opens_with_what_ran_as_far_as_it_can_be_told() -> None:
     store = Store(OLD)
     found = {entry.trajectory.id: entry.trajectory for entry in store}
-    assert store.damage == []
+    assert store.damaged_regions == []
     assert list(found) == ["console", "carried", "fenced", "calls", "cut", "lost", "mine", "long"]
     assert ran(found["console"])[:3] == [("x = 6",), ("for i in range(2):",), ("    x += i", "")]
     assert ran(found["carried"])[:3] == [("for i in range(2):",), ("    print(i)",), ("",)]
@@ -311,7 +328,7 @@ def test_a_file_of_schema_2_opens_with_what_ran_as_far_as_it_can_be_told() -> No
     kinds = [FailureKind.SANDBOX_FAULT, FailureKind.USER_ERROR, FailureKind.PROMPT_TOO_LONG]
     assert [failure and failure.kind for failure in failures] == kinds
     assert store["console"].credit_L[3].reward == -0.1
-    rates = describe(list(found.values()))
+    rates = compute_trajectory_metrics(list(found.values()))
     assert (rates["sandbox_fault_rate"], rates["user_error_rate"]) == (1 / 8, 2 / 8)
 
 
@@ -325,11 +342,11 @@ def test_records_of_schema_2_are_stored_again_as_those_of_today_and_stay_equal()
 def test_a_run_of_schema_2_is_verified_and_shown_as_before(capsys: pytest.CaptureFixture[str]) -> None:
     console, carried, fenced, calls = [entry.trajectory for entry in Store(OLD)][:4]
     for t in (console, carried):
-        found = asyncio.run(verify(t, SANDBOX))
-        assert (found.lines, found.difference, found.skipped) == (len(t.lines), None, "")
+        found = asyncio.run(verify_trajectory(t, SANDBOX))
+        assert (found.lines, found.difference, found.skip_reason) == (len(t.lines), None, "")
     for t in (fenced, calls):
         with pytest.raises(ConfigError, match="can be shown, but not executed again"):
-            check(t)
+            validate_replayable(t)
     assert main(["replay", str(OLD), "--id", "fenced"]) == 0
     assert "boxed{42}" in capsys.readouterr().out
     texts = json.loads((OLD.parent / "schema_2.texts.json").read_text())
@@ -346,6 +363,6 @@ def test_a_line_of_ones_own_follows_what_ran() -> None:
 
     async def work() -> str:
         async with open_replay(t, SANDBOX, to_line=1) as replay:
-            return (await replay.type("x + 1")).result.text
+            return (await replay.run_typed("x + 1")).result.text
 
     assert asyncio.run(work()) == "43\n"

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.workspace import AMOUNTS, LARGE
-from repl_rl.record.trajectory import Observed, Trajectory
-from repl_rl.runs.replay import Branches, Determinism, branch, start_at, verify_all
+from repl_rl.runs.replay import Branches, DeterminismReport, branch, get_branch_point, verify_all
 from repl_rl.runs.report import write_report
 from repl_rl.runs.store import Store, write_step
 from repl_rl.sandbox import open_sandbox
 from repl_rl.tasks import Task
+from repl_rl.trajectory.trajectory import Observed, Trajectory
 from tests.test_report import data_of, unpacked
 from tests.worlds import world
 
@@ -32,7 +32,7 @@ TASK = Task(
 )
 
 
-async def _played(run: Path) -> tuple[list[Trajectory], Determinism, Branches]:
+async def _played(run: Path) -> tuple[list[Trajectory], DeterminismReport, Branches]:
     async with open_sandbox("local", warm=0) as sandbox:
         policy = replace(world(LINES), sandbox=sandbox, concurrency=ROLLOUTS)
         found = await policy.collect([TASK] * ROLLOUTS)
@@ -40,7 +40,7 @@ async def _played(run: Path) -> tuple[list[Trajectory], Determinism, Branches]:
         stored = [entry.trajectory for entry in Store(run)]
         determinism = await verify_all(stored, sandbox, 32)
         rest = replace(world(LINES[3:]), sandbox=sandbox)
-        branches = await branch(rest, start_at(stored[0], 3), TASK, 4)
+        branches = await branch(rest, get_branch_point(stored[0], 3), TASK, 4)
     return found, determinism, branches
 
 
@@ -51,8 +51,8 @@ def test_every_rollout_of_a_group_has_its_own_table_and_file_and_verifies_branch
     assert [t.outcome for t in found] == [1.0] * ROLLOUTS
     texts = {tuple(s.text for s in t.segments if isinstance(s, Observed)) for t in found}
     assert len(texts) == 1
-    assert (determinism.verified, determinism.score) == (ROLLOUTS, 1.0)
-    assert branches.value == 1.0  # the table had been cleared by then: what was computed of it is there again
+    assert (determinism.verified_count, determinism.match_rate) == (ROLLOUTS, 1.0)
+    assert branches.mean_outcome == 1.0  # the table had been cleared by then: what was computed of it is there again
     assert all(t.lines[:3] == found[0].lines[:3] for t in branches.trajectories)
     (stored,) = (run / "trajectories" / "workspaces").iterdir()
     assert stored.read_bytes() == TASK.workspace.content if TASK.workspace else False

@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 
 from repl_rl.cli import main
-from repl_rl.credit.credited import Credited
+from repl_rl.credit.credited_trajectory import CreditedTrajectory
 from repl_rl.errors import ConfigError, SetupError, StoreError, UserCodeError
-from repl_rl.judges import grade
-from repl_rl.record.trajectory import Stop, Trajectory
+from repl_rl.judges import grade_answer
 from repl_rl.rollout import Rollouts
-from repl_rl.runs.replay import branch, start_at, verify_all
-from repl_rl.runs.report.rollouts import detail
+from repl_rl.rollout_config import RolloutConfig
+from repl_rl.runs.replay import branch, get_branch_point, verify_all
+from repl_rl.runs.report.report_data import build_detail
 from repl_rl.runs.store import SCHEMA_VERSION, Store, from_record, to_record, write_step
-from repl_rl.runs.store.notebook import read_notebook, write_notebook
+from repl_rl.runs.store.export_formats import read_notebook, write_notebook
 from repl_rl.sandbox import InProcessSandbox
 from repl_rl.tasks import Task, Workspace
-from repl_rl.world import World
+from repl_rl.trajectory.trajectory import Stop, Trajectory
 from tests.worlds import world
 
 SETUP = Workspace({"rows": [[1, 10], [2, 32]]}, lines=("def total():", "    return sum(n for _, n in rows)"))
@@ -46,7 +46,7 @@ def test_a_rollout_begins_with_its_tasks_workspace_and_its_record_says_so() -> N
     assert t.prompt.text == (
         "What do the second columns add up to? In the console already: names rows (list of 2), total (defined).\n>>> "
     )
-    assert to_record(Credited(t))["workspace"] == SETUP.digest
+    assert to_record(CreditedTrajectory(t))["workspace"] == SETUP.digest
     assert played(1, replace(TASK, workspace=None), ["1 + 1\n", "submit_final_answer(42)\n"])[0].workspace is None
 
 
@@ -67,9 +67,9 @@ def test_every_rollout_verifies_from_the_record_alone(tmp_path: Path) -> None:
     write_step(tmp_path, 1, played())
     stored = [entry.trajectory for entry in Store(tmp_path)]
     found = asyncio.run(verify_all(stored, InProcessSandbox()))
-    assert (found.verified, found.score) == (4, 1.0)
+    assert (found.verified_count, found.match_rate) == (4, 1.0)
     bare = [replace(t, workspace=None) for t in stored]
-    assert asyncio.run(verify_all(bare, InProcessSandbox())).score == 0.0
+    assert asyncio.run(verify_all(bare, InProcessSandbox())).match_rate == 0.0
 
 
 @pytest.mark.parametrize(
@@ -85,14 +85,14 @@ def test_a_workspace_that_is_gone_or_changed_is_never_passed_over(
     with pytest.raises(StoreError, match=message):
         _ = t.workspace.content
     (verification,) = asyncio.run(verify_all([t], InProcessSandbox())).verifications
-    assert message in verification.skipped
-    assert message in str(detail(Credited(t))["workspace"])
+    assert message in verification.skip_reason
+    assert message in str(build_detail(CreditedTrajectory(t))["workspace"])
     with pytest.raises(StoreError, match=message):
-        asyncio.run(branch(world(LINES), start_at(t, 2), TASK, 1))
+        asyncio.run(branch(world(LINES), get_branch_point(t, 2), TASK, 1))
 
 
 def test_a_digest_that_would_lead_elsewhere_is_refused() -> None:
-    record = to_record(Credited(played(1)[0]))
+    record = to_record(CreditedTrajectory(played(1)[0]))
     record["workspace"] = "../../etc/passwd"
     with pytest.raises(StoreError, match="is no digest"):
         from_record(record)
@@ -104,14 +104,14 @@ def test_a_branch_begins_with_the_recorded_workspace_not_with_that_of_todays_tas
     changed = replace(TASK, workspace=Workspace({"rows": []}))
     policy: Rollouts = world(["print(t)\n", "submit_final_answer(total())\n"])
     for task in (changed, None):
-        found = asyncio.run(branch(policy, start_at(t, 3), task, 2))
+        found = asyncio.run(branch(policy, get_branch_point(t, 3), task, 2))
         assert [(each.answer, each.workspace) for each in found.trajectories] == [("42", SETUP)] * 2
         assert all(each.lines[:3] == t.lines[:3] for each in found.trajectories)
 
 
 def test_the_page_shows_a_workspace_cut_and_as_text() -> None:
     setup = Workspace({"rows": list(range(9999)), "evil": "</script>"}, {}, ("x = 1", "y = 2"), ("json",), told="")
-    drawn = detail(Credited(replace(played(1)[0], workspace=setup)))["workspace"]
+    drawn = build_detail(CreditedTrajectory(replace(played(1)[0], workspace=setup)))["workspace"]
     assert isinstance(drawn, dict)
     assert drawn["digest"] == setup.digest
     parts = drawn["parts"]
@@ -124,12 +124,12 @@ def test_the_page_shows_a_workspace_cut_and_as_text() -> None:
     ]
     assert "characters not shown" in str(parts[1])
     assert len(str(parts)) < 2000
-    assert detail(Credited(replace(played(1)[0], workspace=None)))["workspace"] is None
+    assert build_detail(CreditedTrajectory(replace(played(1)[0], workspace=None)))["workspace"] is None
 
 
 def test_records_of_schema_3_had_no_workspace() -> None:
     t = replace(played(1)[0], workspace=None)
-    record = to_record(Credited(t))
+    record = to_record(CreditedTrajectory(t))
     assert record["schema_version"] == SCHEMA_VERSION == 4
     older = json.loads(json.dumps({name: value for name, value in record.items() if name != "workspace"}))
     older["schema_version"] = 3
@@ -138,7 +138,7 @@ def test_records_of_schema_3_had_no_workspace() -> None:
 
 def test_a_notebook_takes_the_workspace_along(tmp_path: Path) -> None:
     t = played(1)[0]
-    write_notebook(Credited(t), tmp_path / "one.ipynb")
+    write_notebook(CreditedTrajectory(t), tmp_path / "one.ipynb")
     again = read_notebook(tmp_path / "one.ipynb").trajectory
     assert again == t
     assert again.workspace is not None
@@ -174,16 +174,18 @@ def test_a_bad_workspace_is_refused_before_an_engine_opens(
 
 
 def test_workspaces_that_can_be_made_are_tried_without_a_word() -> None:
-    World(sandbox="unsafe").try_workspaces([TASK, TASK])
-    World(sandbox="unsafe").try_workspaces([replace(TASK, workspace=None)])
+    RolloutConfig(sandbox="unsafe").try_workspaces([TASK, TASK])
+    RolloutConfig(sandbox="unsafe").try_workspaces([replace(TASK, workspace=None)])
     assert issubclass(SetupError, ConfigError)
 
 
 def test_a_value_that_is_named_as_a_host_function_is_refused_before_an_engine_opens() -> None:
     taken = replace(TASK, workspace=Workspace(values={"llm_query": 1}))
     with pytest.raises(SetupError, match=f"task {TASK.id}: workspace value is 'llm_query'; a host function has"):
-        World(sandbox="unsafe", host_functions="llm_query").try_workspaces([TASK, taken])
+        RolloutConfig(sandbox="unsafe", host_functions="llm_query").try_workspaces([TASK, taken])
 
 
 def test_a_judge_of_the_user_sees_every_field_of_the_row() -> None:
-    assert grade(Task("t", "?", "", "tests.users:level", fields={"level": 0.25, "when": Path("x")}), "any") == 0.25
+    assert (
+        grade_answer(Task("t", "?", "", "tests.users:level", fields={"level": 0.25, "when": Path("x")}), "any") == 0.25
+    )

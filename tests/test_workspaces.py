@@ -9,9 +9,9 @@ import pytest
 from datasets import Dataset
 
 from repl_rl.errors import ConfigError
-from repl_rl.rollout.prompts import start
+from repl_rl.rollout.prompts import fill_template
 from repl_rl.tasks import Task, Workspace, load_tasks
-from repl_rl.tasks.workspace import MAX_BYTES
+from repl_rl.tasks.task_workspace import MAX_BYTES
 
 
 def test_equal_contents_have_one_digest_whatever_the_order_in_which_they_are_named() -> None:
@@ -31,7 +31,7 @@ def test_the_order_within_a_value_is_kept_since_a_console_shows_it() -> None:
 
 def test_what_is_written_is_read_back() -> None:
     workspace = Workspace({"rows": [[1, "ü\n"]]}, {"a/b": bytes(range(256))}, ("x = 1", ""), ("json",), "A table.")
-    again = Workspace.read(workspace.content)
+    again = Workspace.from_content(workspace.content)
     assert again == workspace
     assert (again.values, again.files, again.lines, again.preload, again.told) == (
         workspace.values,
@@ -89,19 +89,19 @@ def test_the_prompt_says_names_types_and_sizes_unless_it_is_told_otherwise() -> 
         {"rows": [1, 2], "limit": 3}, {"a.csv": bytes(1200)}, ("def first():", "    return rows[0]", "_p = 1"), ("csv",)
     )
     names = "names limit (int), rows (list of 2), first (defined)"
-    assert workspace.in_words() == f"In the console already: {names}; files a.csv (1.2 kB); imported csv."
-    assert Workspace({"x": 1}, told="").in_words() == ""
+    assert workspace.describe() == f"In the console already: {names}; files a.csv (1.2 kB); imported csv."
+    assert Workspace({"x": 1}, told="").describe() == ""
     task = Task("t", "How many?", "2", workspace=Workspace({"x": 1}, told="There is x."))
-    assert start("bare", task.question, "3", task.told).head == "How many? There is x.\n"
-    assert task.asked == "How many?\nThere is x."
+    assert fill_template("bare", task.question, "3", task.workspace_text).head == "How many? There is x.\n"
+    assert task.full_question == "How many?\nThere is x."
 
 
 def test_a_prompt_of_ones_own_places_it() -> None:
-    shown = start("text:Task: {question}\n# {workspace}\n>>> ", "How many?", "3", "There is x.")
+    shown = fill_template("text:Task: {question}\n# {workspace}\n>>> ", "How many?", "3", "There is x.")
     assert shown.head + shown.console == "Task: How many?\n# There is x.\n>>> "
-    system = start("text:You have a console. {workspace}", "How many?", "3", "There is x.")
+    system = fill_template("text:You have a console. {workspace}", "How many?", "3", "There is x.")
     assert (system.system, system.question) == ("You have a console. There is x.", "How many?")
-    assert start("chat", "How many?", "3", "There is x.").question == "How many? There is x."
+    assert fill_template("chat", "How many?", "3", "There is x.").question == "How many? There is x."
 
 
 def rows(path: Path, *records: object) -> str:

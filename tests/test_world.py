@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from repl_rl.cli.train import TrainConfig
-from repl_rl.engine import Drive, Transformers, Vllm
+from repl_rl.engine import RequestMode, Transformers, Vllm
 from repl_rl.errors import ConfigError
 from repl_rl.rollout import ReplSampler
-from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.rollout_config import OF_A_RUN, RolloutConfig, find_recorded_task
 from repl_rl.samplers import load_sampler
 from repl_rl.sandbox import Docker, Limits, Local, Unsafe
-from repl_rl.settings.toml import dump
+from repl_rl.settings.argument_parser import dump_toml
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.run import train
-from repl_rl.world import OF_A_RUN, World, recorded_task
+from repl_rl.trainer.train_setup import train
 
 PUBLISHED = Path(__file__).parent.parent / "docs" / "quickstart"
 OLDER = Path(__file__).parent / "stored" / "older_run"
@@ -69,8 +69,8 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_a_run_of_the_version_before_keeps_its_engine_options_its_preload_and_its_limits(tmp_path: Path) -> None:
-    world = World.recorded(written(tmp_path, OLD))
-    assert world.engine == Vllm(threads=1, drive=Drive.REQUEST)
+    world = RolloutConfig.from_run(written(tmp_path, OLD))
+    assert world.engine == Vllm(threads=1, drive=RequestMode.REQUEST)
     assert (world.context_tokens, world.dtype) == (256, "bfloat16")
     assert world.sandbox == Docker(memory_mb=2048)
     assert (world.preload, world.overshoot, world.concurrency) == ("json", "carry", 32)
@@ -85,15 +85,15 @@ def test_another_engine_or_sandbox_takes_the_place_of_the_recorded_one_and_the_s
     tmp_path: Path,
 ) -> None:
     run = written(tmp_path, OLD)
-    assert World.recorded(run, engine="transformers", sandbox="unsafe").engine == Transformers()
-    assert World.recorded(run, sandbox="unsafe").sandbox == Unsafe()
-    assert World.recorded(run, engine="vllm", sandbox="docker") == World.recorded(run)
+    assert RolloutConfig.from_run(run, engine="transformers", sandbox="unsafe").engine == Transformers()
+    assert RolloutConfig.from_run(run, sandbox="unsafe").sandbox == Unsafe()
+    assert RolloutConfig.from_run(run, engine="vllm", sandbox="docker") == RolloutConfig.from_run(run)
 
 
 def test_a_run_of_an_older_version_is_read_and_the_published_one_is_the_world_of_make_train() -> None:
-    world = World.recorded(OLDER)
+    world = RolloutConfig.from_run(OLDER)
     assert (world.engine, world.sandbox, world.overshoot) == (Vllm(), Local(), "refuse")
-    assert World.recorded(PUBLISHED) == replace(World(), bos=False, prompt_space="observed"), (
+    assert RolloutConfig.from_run(PUBLISHED) == replace(RolloutConfig(), bos=False, prompt_space="observed"), (
         "it was made before plain prompts began with BOS, and the space after a prompt was ever sampled"
     )
 
@@ -101,7 +101,7 @@ def test_a_run_of_an_older_version_is_read_and_the_published_one_is_the_world_of
 def test_what_a_recorded_setting_cannot_be_any_more_is_told_and_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world = World.recorded(written(tmp_path, OLD.replace("inodes = 4096", "inodes = 100")))
+    world = RolloutConfig.from_run(written(tmp_path, OLD.replace("inodes = 4096", "inodes = 100")))
     assert world.limits == Limits(memory_mb=700)
     assert "limits.inodes = 100 was recorded" in caplog.text
     assert "rollout.optimistic = True was recorded" in caplog.text
@@ -116,7 +116,7 @@ def test_what_a_recorded_setting_cannot_be_any_more_is_told_and_left_out(
     ],
 )
 def test_a_run_that_was_sampled_optimistically_is_read_without_it(recorded: str, read: str, tmp_path: Path) -> None:
-    assert World.recorded(written(tmp_path, f'sampler = "{recorded}"\n')).sampler == read
+    assert RolloutConfig.from_run(written(tmp_path, f'sampler = "{recorded}"\n')).sampler == read
 
 
 @pytest.mark.parametrize(("text", "complaint"), [
@@ -130,30 +130,30 @@ def test_a_run_that_was_sampled_optimistically_is_read_without_it(recorded: str,
 ])  # fmt: skip
 def test_a_recorded_run_is_read_with_the_checks_of_the_command_line(text: str, complaint: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        World.recorded(written(tmp_path, f'sandbox = "docker"\n{text}' if "docker" in text else text))
+        RolloutConfig.from_run(written(tmp_path, f'sandbox = "docker"\n{text}' if "docker" in text else text))
 
 
 def test_what_a_run_says_beside_its_world_is_known() -> None:
-    own = {field.name for field in fields(TrainConfig)} - {field.name for field in fields(World)}
+    own = {field.name for field in fields(TrainConfig)} - {field.name for field in fields(RolloutConfig)}
     assert own == OF_A_RUN
 
 
 def test_a_world_is_found_again_in_the_settings_of_its_run(tmp_path: Path) -> None:
     config = TrainConfig(engine="transformers", sandbox="unsafe", preload="json", concurrency=4, name="mine")
-    world = World.recorded(written(tmp_path, dump(config)), sandbox="unsafe")
-    assert world == World(engine="transformers", sandbox="unsafe", preload="json", concurrency=4)
+    world = RolloutConfig.from_run(written(tmp_path, dump_toml(config)), sandbox="unsafe")
+    assert world == RolloutConfig(engine="transformers", sandbox="unsafe", preload="json", concurrency=4)
 
 
 def test_trajectories_of_no_run_have_the_default_world(tmp_path: Path) -> None:
-    assert World.recorded(tmp_path) == World()
-    assert recorded_task(tmp_path, "nobody's", World()) is None
+    assert RolloutConfig.from_run(tmp_path) == RolloutConfig()
+    assert find_recorded_task(tmp_path, "nobody's", RolloutConfig()) is None
 
 
 def test_consoles_have_the_limits_and_the_preloads_of_their_world() -> None:
-    world = World(sandbox="unsafe", preload="json, colorsys", limits=Limits(output_bytes=256))
+    world = RolloutConfig(sandbox="unsafe", preload="json, colorsys", limits=Limits(output_bytes=256))
 
     async def work() -> tuple[str, str]:
-        async with world.consoles(warm=1) as sandbox, sandbox.session() as console:
+        async with world.open_consoles(warm=1) as sandbox, sandbox.session() as console:
             loaded = await console.push("import sys; 'colorsys' in sys.modules")
             return loaded.text, (await console.push("print('a' * 1000)")).text
 
@@ -163,32 +163,32 @@ def test_consoles_have_the_limits_and_the_preloads_of_their_world() -> None:
 
 
 def test_what_a_person_can_mend_is_refused_before_anything_is_opened() -> None:
-    async def opened(world: World) -> None:
-        async with world.rollouts():
+    async def opened(world: RolloutConfig) -> None:
+        async with world.open_rollouts():
             raise AssertionError("nothing is opened")
 
     for world, complaint in (
-        (World(sampler="repl(give_up_after=9)"), "give_up_after is 9"),
-        (World(model="/no/such"), "/no/such"),
-        (World(sampler="feedback"), "chat template"),
+        (RolloutConfig(sampler="repl(give_up_after=9)"), "give_up_after is 9"),
+        (RolloutConfig(model="/no/such"), "/no/such"),
+        (RolloutConfig(sampler="feedback"), "chat template"),
     ):
         with pytest.raises(ConfigError, match=complaint):
             asyncio.run(opened(world))
     with pytest.raises(ConfigError, match="prompt is 'poem'"):
-        World(prompt="poem")
+        RolloutConfig(prompt="poem")
 
 
 @pytest.mark.parametrize(
     ("world", "config", "complaint"),
     [
-        (World(sampler="feedback"), TrainerConfig(prompts_per_step=4), "chat template"),
-        (World(), TrainerConfig(prompts_per_step=4, estimator="outcom"), "outcom"),
-        (World(engine=Vllm(block_size=16)), TrainerConfig(prompts_per_step=4), r"block_size is 16"),
-        (World(), TrainerConfig(prompts_per_step=6), "training tasks is 5.*--trainer.prompts-per-step"),
+        (RolloutConfig(sampler="feedback"), TrainerConfig(prompts_per_step=4), "chat template"),
+        (RolloutConfig(), TrainerConfig(prompts_per_step=4, estimator="outcom"), "outcom"),
+        (RolloutConfig(engine=Vllm(block_size=16)), TrainerConfig(prompts_per_step=4), r"block_size is 16"),
+        (RolloutConfig(), TrainerConfig(prompts_per_step=6), "training tasks is 5.*--trainer.prompts-per-step"),
     ],
 )
 def test_a_run_from_python_is_refused_before_it_has_a_folder(
-    world: World, config: TrainerConfig, complaint: str, tmp_path: Path
+    world: RolloutConfig, config: TrainerConfig, complaint: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=complaint):
         train(world, config, out=tmp_path / "run", train_tasks=5)
@@ -196,4 +196,4 @@ def test_a_run_from_python_is_refused_before_it_has_a_folder(
 
 
 def test_a_world_is_a_value() -> None:
-    assert World(engine="vllm") == World(engine=Vllm()) != replace(World(), seed=1)
+    assert RolloutConfig(engine="vllm") == RolloutConfig(engine=Vllm()) != replace(RolloutConfig(), seed=1)

@@ -11,11 +11,13 @@ from typing import TypeVar, cast
 
 import pytest
 
-from repl_rl.credit.earnings import GroupRewards, LineEarnings, RolloutEarnings
-from repl_rl.credit.tensors import Columns
+from repl_rl.credit.advantage_estimators import GroupRewards, LineRewards, RolloutRewards
 from repl_rl.engine import Chunk, ChunkEnd, Sampling
 from repl_rl.errors import ReplRLError
-from repl_rl.record.trajectory import (
+from repl_rl.sandbox.base import LineResult
+from repl_rl.tasks import FollowUp, Task
+from repl_rl.trainer.logprobs import TokenColumns
+from repl_rl.trajectory.trajectory import (
     Execution,
     Failure,
     FailureKind,
@@ -29,8 +31,6 @@ from repl_rl.record.trajectory import (
     Stop,
     Trajectory,
 )
-from repl_rl.sandbox.base import PushResult
-from repl_rl.tasks import FollowUp, Task
 
 T = TypeVar("T")
 OK = Execution(LineStatus.OK, 0.0, ran=("x",))
@@ -120,12 +120,12 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         "Failure.kind is 'SandboxFault'; choose a FailureKind",
     ),
     "a console that answered nothing": (
-        lambda: PushResult("", False, LineStatus.ANSWERED, None, 0.0),
-        "PushResult.answer is None; status answered and an answer must agree",
+        lambda: LineResult("", False, LineStatus.ANSWERED, None, 0.0),
+        "LineResult.answer is None; status answered and an answer must agree",
     ),
     "a console that took less than no time": (
-        lambda: PushResult("", False, LineStatus.OK, None, -1.0),
-        "PushResult.elapsed_s is -1.0; give a finite number of seconds",
+        lambda: LineResult("", False, LineStatus.OK, None, -1.0),
+        "LineResult.elapsed_s is -1.0; give a finite number of seconds",
     ),
     "a chunk whose log probability is no number": (
         lambda: Chunk((1,), (math.nan,), ChunkEnd.STOP_ID, 0),
@@ -153,31 +153,31 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a follow-up without a question": (lambda: FollowUp("", "3"), "follow-up.question is ''; it may not be empty"),
     "a group whose outcome is no number": (
-        lambda: GroupRewards.of((math.nan, 1.0), ((), ())),
+        lambda: GroupRewards.from_rows((math.nan, 1.0), ((), ())),
         "an outcome is nan; give a finite number, or None",
     ),
     "a group of unequal lists": (
-        lambda: GroupRewards.of((1.0,), ((), ())),
+        lambda: GroupRewards.from_rows((1.0,), ((), ())),
         "1 outcomes and 2 rows of line rewards; give one of each per rollout",
     ),
     "a line of less than no token": (
-        lambda: LineEarnings(0.0, tokens=-1),
+        lambda: LineRewards(0.0, tokens=-1),
         "a line has -1 tokens; count them, or give 0",
     ),
     "earnings of lines in a list": (
-        lambda: RolloutEarnings(1.0, listed(LineEarnings(0.0))),
+        lambda: RolloutRewards(1.0, listed(LineRewards(0.0))),
         "the lines of a rollout are a list; give a tuple",
     ),
     "a group of which some lines have a state": (
-        lambda: GroupRewards((RolloutEarnings(1.0, (LineEarnings(0.0, state="a"), LineEarnings(0.0))),)),
+        lambda: GroupRewards((RolloutRewards(1.0, (LineRewards(0.0, state="a"), LineRewards(0.0))),)),
         "the state of some lines is None and of others it is not; give one to each line of a group, or to none",
     ),
     "columns of unequal rows": (
-        lambda: Columns([[1]], [[2]], [[-0.5]], []),
+        lambda: TokenColumns([[1]], [[2]], [[-0.5]], []),
         "columns of a batch have [0, 1] rows; give a row a rollout in each",
     ),
     "columns of unequal lengths": (
-        lambda: Columns([[1]], [[2, 3]], [[-0.5]], [[1, 1]]),
+        lambda: TokenColumns([[1]], [[2, 3]], [[-0.5]], [[1, 1]]),
         "row 0 of a batch has 2 ids, 1 log probabilities and a mask of 2; give one of each per token",
     ),
 }
@@ -191,7 +191,7 @@ ALLOWED: dict[str, Callable[[], object]] = {
     "an executed line that no console was given": lambda: line(Execution(LineStatus.OK, 0.0)),
     "tokens without text": lambda: Observed("", (7,)),
     "a task without a reference answer": lambda: Task("t", "q", ""),
-    "a console that asks on and says that all is well": lambda: PushResult("", True, LineStatus.OK, None, 0.0),
+    "a console that asks on and says that all is well": lambda: LineResult("", True, LineStatus.OK, None, 0.0),
 }
 
 

@@ -5,12 +5,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from repl_rl.engine import Engine, EngineKind, Opening, ScriptedEngine
-from repl_rl.settings.bounds import AtLeast, check_fields
+from repl_rl.engine import Engine, EngineConfig, EngineOptions, ScriptedEngine
+from repl_rl.settings.value_bounds import AtLeast, check_fields
 
 
 @dataclass(frozen=True, slots=True)
-class Abacus(EngineKind):
+class Abacus(EngineConfig):
     """Ids that follow from those before, by arithmetic."""
 
     kind: ClassVar[str] = "abacus"
@@ -23,11 +23,11 @@ class Abacus(EngineKind):
         check_fields(self, self.kind)
 
     @asynccontextmanager
-    async def open(self, opening: Opening) -> AsyncIterator[Engine]:
-        """See `EngineKind.open`."""
+    async def open(self, opening: EngineOptions) -> AsyncIterator[Engine]:
+        """See `EngineConfig.open`."""
         allowed = sorted(set(range(self.words)) - opening.forbidden_ids)
 
         def policy(ids: Sequence[int]) -> Sequence[int]:
             return (allowed[hash(tuple(ids)) % len(allowed)],)
 
-        yield ScriptedEngine.asking(policy, forbidden_ids=opening.forbidden_ids)
+        yield ScriptedEngine.from_policy(policy, forbidden_ids=opening.forbidden_ids)

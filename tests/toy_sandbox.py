@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from repl_rl.sandbox import Births, Local, Sandbox, SandboxKind
-from repl_rl.sandbox.local import launch
-from repl_rl.sandbox.served import serve
-from repl_rl.settings.bounds import AtLeast, check_fields
+from repl_rl.sandbox import Local, Sandbox, SandboxConfig, SandboxOptions
+from repl_rl.sandbox.console_pool import open_fork_server_sandbox
+from repl_rl.sandbox.local import make_local_launcher
+from repl_rl.settings.value_bounds import AtLeast, check_fields
 
 
 @dataclass(frozen=True, slots=True)
-class Playpen(SandboxKind):
+class Playpen(SandboxConfig):
     """Namespaces on this machine, whose processes leave the cores to others."""
 
     kind: ClassVar[str] = "playpen"
@@ -25,12 +25,12 @@ class Playpen(SandboxKind):
     def __post_init__(self) -> None:
         check_fields(self, self.kind)
 
-    def open(self, births: Births) -> AbstractAsyncContextManager[Sandbox]:
-        """See `SandboxKind.open`."""
-        plain = launch(births.preload)
+    def open(self, births: SandboxOptions) -> AbstractAsyncContextManager[Sandbox]:
+        """See `SandboxConfig.open`."""
+        plain = make_local_launcher(births.preload)
         polite = replace(plain, argv=["/usr/bin/nice", "-n", str(self.politeness), *plain.argv])
-        return serve(self.kind, polite, births)
+        return open_fork_server_sandbox(self.kind, polite, births)
 
-    def reference(self, script: Path) -> Sequence[str]:
-        """See `SandboxKind.reference`."""
-        return Local().reference(script)
+    def build_reference_command(self, script: Path) -> Sequence[str]:
+        """See `SandboxConfig.build_reference_command`."""
+        return Local().build_reference_command(script)

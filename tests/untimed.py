@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from repl_rl.record.trajectory import Sampled, Trajectory
+from repl_rl.trajectory.trajectory import Sampled, Trajectory
 
 
 def untimed(trajectories: Iterable[Trajectory]) -> list[Trajectory]:

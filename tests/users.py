@@ -3,8 +3,8 @@
 import os
 import time
 
-from repl_rl.record.trajectory import Trajectory
 from repl_rl.tasks import Task
+from repl_rl.trajectory.trajectory import Trajectory
 
 
 def pid(task: Task, answer: str) -> float:

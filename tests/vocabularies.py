@@ -13,7 +13,7 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from repl_rl.machine.assets import asset
+from repl_rl.utils.package_data import find_asset
 
 _CODE = "|".join((
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"[^\r\n\p{L}\p{N}]?\p{L}+", "DIGITS", r" ?[^\s\p{L}\p{N}]+[\r\n]*",
@@ -141,7 +141,7 @@ def _trained(tokenizer: Tokenizer, end: str, special: tuple[str, ...] = ()) -> P
 
 def quickstart(folder: Path) -> None:
     """The bundled one: a prompt is one token, its space included."""
-    for file in asset("policies/quickstart").glob("*token*"):
+    for file in find_asset("policies/quickstart").glob("*token*"):
         shutil.copy(file, folder)
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from repl_rl.engine import ScriptedEngine
 from repl_rl.rollout import ReplSampler, Rollouts, RolloutSampler
-from repl_rl.rollout.limits import RolloutLimits
-from repl_rl.rollout.renderer import Renderer
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.sandbox.inprocess import InProcessSandbox
 from repl_rl.tasks import Task
 from tests.conftest import merged_tokenizer
@@ -25,7 +25,7 @@ def world(
     if renderer.samples_space and isinstance(sampler or ReplSampler(), ReplSampler):
         lines = [line if line.startswith("\n") else f" {line}" for line in lines]
     return Rollouts(
-        replace(ScriptedEngine.from_text(lines, renderer.written), forbidden_ids=renderer.forbidden_ids),
+        replace(ScriptedEngine.from_text(lines, renderer.encode_as_sampled), forbidden_ids=renderer.forbidden_ids),
         InProcessSandbox(),
         renderer,
         sampler or ReplSampler(),

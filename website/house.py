@@ -11,16 +11,17 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent / "repl_rl"
 
 FLOORS = (
-    ("errors",),
-    ("machine", "settings", "tasks"),
-    ("record", "engine", "origin"),
-    ("sandbox", "credit"),
+    ("errors", "old_names"),
+    ("deprecations", "utils"),
+    ("settings", "tasks"),
+    ("trajectory", "models"),
+    ("engine", "sandbox", "credit"),
     ("judges",),
     ("rollout",),
-    ("samplers",),
-    ("world",),
+    ("ray", "samplers"),
+    ("rollout_config", "serve", "sft"),
     ("runs",),
-    ("trainer", "evaluation", "coldstart"),
+    ("trainer", "evaluation"),
     ("lab",),
     ("cli",),
 )

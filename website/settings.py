@@ -12,15 +12,16 @@ from typing import Annotated, Literal, Union, get_args, get_origin
 from tyro.conf import Positional
 
 from repl_rl.cli import VERBS
-from repl_rl.settings.flags import mirrored, typed
+from repl_rl.settings.argument_parser import build_flags_class, get_typed_fields
 
 FOLDER = "reference/settings"
 ACTIONS = {
-    "sandbox check": "CheckConfig",
-    "sandbox build": "BuildConfig",
-    "sampler check": "CheckConfig",
+    "rollout": "RolloutCommandConfig",
+    "sandbox check": "SandboxCheckConfig",
+    "sandbox build": "ImageBuildConfig",
+    "sampler check": "SamplerCheckConfig",
     "kernel install": "InstallConfig",
-    "fleet status": "StatusConfig",
+    "fleet status": "WorkersStatusConfig",
     "runs": "RunsConfig",
     "runs compare": "CompareConfig",
     "bench sandbox": "SandboxBenchConfig",
@@ -65,13 +66,13 @@ class Setting:
 def settings(kind: type) -> dict[str, list[Setting]]:
     """The settings of a dataclass, table by table; those of none are in the table ""."""
     found: dict[str, list[Setting]] = {}
-    for table, setting in _walked(mirrored(kind), ""):
+    for table, setting in _walked(build_flags_class(kind), ""):
         found.setdefault(table, []).append(setting)
     return found
 
 
 def _walked(mirror: type, table: str) -> Iterator[tuple[str, Setting]]:
-    hints = typed(mirror)
+    hints = get_typed_fields(mirror)
     for one in fields(mirror):
         hint, name = hints[one.name], one.name.replace("_", "-")
         dotted = f"{table}.{name}" if table else name

@@ -10,16 +10,14 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from repl_rl.cli.onward import welcome
-from repl_rl.cli.processes import who
-from repl_rl.cli.terminal import guard_streams
+from repl_rl.cli.next_steps import print_welcome
+from repl_rl.cli.terminal_output import get_error_prefix, guard_streams, make_streams_safe
 from repl_rl.errors import ConfigError, ReplRLError, RolloutFailure
-from repl_rl.machine.cores import cores
-from repl_rl.machine.launched import processes
-from repl_rl.machine.refused import cause, remedy
-from repl_rl.machine.stopping import STOPS, Terminated, explained, terminable
-from repl_rl.machine.streams import settle_streams
-from repl_rl.machine.trl_imports import skip_vllm_in_trl
+from repl_rl.utils.describe_os_errors import find_errno, get_errno_remedy
+from repl_rl.utils.hardware import count_cores
+from repl_rl.utils.import_trl import skip_vllm_in_trl
+from repl_rl.utils.processes import get_world_size
+from repl_rl.utils.stop_signals import STOPS, Terminated, explain_error, handle_stop_signals
 
 VERBS = {
     "train": "train a policy with line rewards, and evaluate it before and after",
@@ -56,16 +54,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     the output has gone and the command has no other result.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    _share_cores()
+    _limit_torch_threads()
     logging.basicConfig(level=logging.WARNING, format="repl-rl: %(levelname)s: %(message)s")
     # vLLM logs while it is imported, before the engine sets its log level.
     logging.getLogger("vllm").setLevel(logging.ERROR)
-    with terminable():
+    with handle_stop_signals():
         try:
-            return _run(arguments)
+            return _run_verb(arguments)
         except KeyboardInterrupt as stop:
-            print(f"{who()}: interrupted", file=sys.stderr)
-            return 128 + stop.number if isinstance(stop, Terminated) else _INTERRUPTED
+            print(f"{get_error_prefix()}: interrupted", file=sys.stderr)
+            return 128 + stop.signal_number if isinstance(stop, Terminated) else _INTERRUPTED
 
 
 def run() -> NoReturn:
@@ -74,11 +72,11 @@ def run() -> NoReturn:
     After a stop signal, and in a run of several processes, the interpreter is not finalized. With vLLM's modules that
     takes seconds (11 s on two busy cores), and a program that is stopped has only a few.
     """
-    settle_streams(outlast=bool(_OUTLASTING & {*sys.argv[1:2]}))
+    make_streams_safe(outlast=bool(_OUTLASTING & {*sys.argv[1:2]}))
     guard_streams()
     stopped: list[int] = []
     # Exit handlers run in reverse order, so the first one registered runs last.
-    atexit.register(_leave, stopped)
+    atexit.register(_exit_process, stopped)
     # Python programs that libraries start, such as vLLM's, must not import from the working folder either.
     os.environ.setdefault("PYTHONSAFEPATH", "1")
     # Most verbs and engines do without vLLM, which takes seconds to import.
@@ -87,27 +85,29 @@ def run() -> NoReturn:
         code = main()
     except Exception:
         # Python reports the error of a single process. Several processes must still reach the exit below.
-        if processes() == 1:
+        if get_world_size() == 1:
             raise
         traceback.print_exc()
         code = 1
     # In a run of several processes, threads can wait forever for processes that have ended.
-    if code in _STOPPED or processes() > 1:
+    if code in _STOPPED or get_world_size() > 1:
         stopped.append(code)
     sys.exit(code)
 
 
-def _leave(stopped: Sequence[int]) -> None:
+def _exit_process(stopped: Sequence[int]) -> None:
+    """Exit at once with the code in `stopped`. An empty list lets the interpreter finalize."""
     for code in stopped:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
 
-def _run(arguments: Sequence[str]) -> int:
+def _run_verb(arguments: Sequence[str]) -> int:
+    """Run a command and return its exit code. Errors that a user can fix are printed as one line."""
     try:
         if not arguments:
-            welcome()
+            print_welcome()
             sys.stdout.flush()
             return 0
         if arguments[0] in ("-h", "--help"):
@@ -120,6 +120,7 @@ def _run(arguments: Sequence[str]) -> int:
             advice = "it removes docstrings, which transformers reads; unset PYTHONOPTIMIZE, and omit -OO"
             raise ConfigError("optimization level of Python", sys.flags.optimize, advice)
         _refuse_removed_folder()
+        # Import the module of the command, and call it.
         try:
             code: int = importlib.import_module(f"repl_rl.cli.{arguments[0]}").main(arguments[1:])
         except SystemExit:
@@ -129,47 +130,48 @@ def _run(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
     except ReplRLError as error:
         # A signal to the process group may have ended the engine first. Then the signal is the reason.
-        if (stop := explained(error)) is not error:
+        if (stop := explain_error(error)) is not error:
             raise stop from error
-        print(f"{who()}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"{get_error_prefix()}: error: {' '.join(str(error).split())}", file=sys.stderr)
         return error.exit_code
     except RolloutFailure as failure:
         # The console of an interactive command failed, so no trajectory records the failure.
         lost = " ".join(str(failure).split())
-        print(f"{who()}: error: {lost}; `repl-rl doctor` says whether consoles work here", file=sys.stderr)
+        print(f"{get_error_prefix()}: error: {lost}; `repl-rl doctor` says whether consoles work here", file=sys.stderr)
         return 1
     except BrokenPipeError:
         # The reader of the output has left, as `head` does. Redirect it, so that the flush at exit does not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _UNREAD
     except Exception as error:
-        if (told := _refused(error)) is None:
+        if (told := _format_os_error(error)) is None:
             raise
-        print(f"{who()}: error: {told}", file=sys.stderr)
+        print(f"{get_error_prefix()}: error: {told}", file=sys.stderr)
         return 2
     return code
 
 
-def _refused(error: Exception) -> str | None:
+def _format_os_error(error: Exception) -> str | None:
     """Return the message for an error of the operating system, or None for any other error."""
-    mending = remedy(cause(error))
+    mending = get_errno_remedy(find_errno(error))
     if isinstance(error, OSError) and error.filename is not None:
         return f"file is {error.filename!r}; {error.strerror}; {mending or 'give another path'}"
     return None if mending is None else f"{' '.join(str(error).split())}; {mending}"
 
 
 def _refuse_removed_folder() -> None:
+    """Raise ConfigError if the working folder does not exist any more."""
     try:
         os.getcwd()
     except FileNotFoundError:
         raise ConfigError("working folder", "removed", "change to a folder that exists") from None
 
 
-def _share_cores() -> None:
+def _limit_torch_threads() -> None:
     """Leave a core to the engine and the consoles, unless the environment sets the number of threads.
 
     OpenMP's threads spin at barriers. With as many threads as cores, an update waits for a thread that a console has
     displaced (measured: 14 to 28 s instead of 1 s). PyTorch reads the variables at import, hence they are set here.
     """
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() - 1)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, count_cores() - 1)))
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

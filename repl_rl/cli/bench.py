@@ -22,13 +22,12 @@ from repl_rl.lab.prefixes import StoredStep, bench_prefixes, bench_step
 from repl_rl.lab.sandbox import bench_sandbox
 from repl_rl.lab.strikes import STRIKES
 from repl_rl.lab.update import bench_update
-from repl_rl.machine.assets import asset
-from repl_rl.machine.files import write_named
-from repl_rl.machine.outputs import refuse_other_file
-from repl_rl.machine.refused import writing
-from repl_rl.runs.folder import RUN
-from repl_rl.runs.store import read, step_file
-from repl_rl.settings.arguments import parse
+from repl_rl.runs.run_folder import RUN
+from repl_rl.runs.store import get_step_path, read_trajectories
+from repl_rl.settings.argument_parser import parse
+from repl_rl.utils.atomic_files import validate_replaceable_file, write_named
+from repl_rl.utils.describe_os_errors import catch_os_errors
+from repl_rl.utils.package_data import find_asset
 
 
 @dataclass(frozen=True)
@@ -144,14 +143,14 @@ _ROWS = ("update",)
 WHAT = tuple(FIGURES)
 
 
-def _bench_credit(config: CreditBenchConfig) -> object:
+def _run_credit_benchmark(config: CreditBenchConfig) -> object:
     settings = Settings(**{field.name: getattr(config, field.name) for field in fields(Settings)})
     names = ("out", "conditions", "seeds", "workers", "first_seed", "spread", "earlier")
     experiment = Experiment(settings=settings, **{name: getattr(config, name) for name in names})
     return run_experiment(experiment, lambda line: print(line, file=sys.stderr, flush=True))
 
 
-def _bench_rollout(config: RolloutBenchConfig) -> object:
+def _run_rollout_benchmark(config: RolloutBenchConfig) -> object:
     # Imports of vLLM and TRL take seconds, and vLLM is not always installed.
     from repl_rl.lab.rollout import RolloutEffort, bench_rollout
 
@@ -159,45 +158,45 @@ def _bench_rollout(config: RolloutBenchConfig) -> object:
     return bench_rollout(RolloutEffort(config.rollouts, config.lines, repeats))
 
 
-def _bench_update(config: UpdateBenchConfig) -> list[dict[str, float | str]]:
+def _run_update_benchmark(config: UpdateBenchConfig) -> list[dict[str, float | str]]:
     if config.run is None:
         return [*bench_update(), *bench_prefixes()]
     policy = config.policy or config.run / "checkpoints" / "final"
     if not policy.is_dir():
         raise ConfigError("policy", str(policy), "there is no such folder; give that of a policy: --policy")
     step = config.step or 1
-    played = tuple(read(step_file(config.run / "trajectories", step)))
+    played = tuple(read_trajectories(get_step_path(config.run / "trajectories", step)))
     about: dict[str, float | str] = {"run": config.run.name, "step": step}
     return [{**about, **bench_step(StoredStep(policy, played))}]
 
 
-def _bench_faults(config: FaultsBenchConfig) -> object:
+def _run_faults_benchmark(config: FaultsBenchConfig) -> object:
     # Each run replaces an older one of its name. Check now that all of them may be replaced.
     for name in config.faults or STRIKES:
-        RUN.refuse_owned(config.out / name)
-        RUN.refuse_other(config.out / name)
-        refuse_other_file("log of a run", log_file(config.out, name), is_log)
-    return run_faults(config, lambda line: print(line, file=sys.stderr, flush=True), read)
+        RUN.validate_not_locked(config.out / name)
+        RUN.validate_replaceable(config.out / name)
+        validate_replaceable_file("log of a run", log_file(config.out, name), is_log)
+    return run_faults(config, lambda line: print(line, file=sys.stderr, flush=True), read_trajectories)
 
 
-def _bench_fleet(config: FleetBenchConfig) -> object:
+def _run_workers_benchmark(config: FleetBenchConfig) -> object:
     return run_fleet(config, lambda line: print(line, file=sys.stderr, flush=True))
 
 
-def _bench_serve(config: ServeBenchConfig) -> object:
+def _run_serve_benchmark(config: ServeBenchConfig) -> object:
     return run_load(config, lambda line: print(line, file=sys.stderr, flush=True))
 
 
-def _writable(config: Config, what: str) -> Config:
+def _validate_output(config: Config, what: str) -> Config:
     """Check before a long measurement that its file can be written and may be replaced. Return the config."""
     if config.json is not None and not config.json.absolute().parent.is_dir():
         raise ConfigError("json", str(config.json), "there is no such folder; give a file in one that exists")
     if config.json is not None:
-        refuse_other_file("json", config.json, lambda file: are_figures(what, file))
+        validate_replaceable_file("json", config.json, lambda file: is_benchmark_file(what, file))
     return config
 
 
-def are_figures(what: str, file: Path) -> bool:
+def is_benchmark_file(what: str, file: Path) -> bool:
     """Return True if the benchmark `what` wrote the file, in this release or another."""
     try:
         said = json.loads(file.read_text(encoding="utf-8"))
@@ -210,36 +209,38 @@ def are_figures(what: str, file: Path) -> bool:
 def main(argv: Sequence[str]) -> int:
     """Run the command and return the exit code."""
     what, rest = (argv[0], argv[1:]) if argv else ("", argv)
+    # Parse the settings of the benchmark, check its output file, and run it.
     config: BenchConfig
     if what == "sandbox":
-        config = _writable(parse(SandboxBenchConfig, "bench sandbox", rest), what)
+        config = _validate_output(parse(SandboxBenchConfig, "bench sandbox", rest), what)
         figures: object = bench_sandbox(docker=config.docker)
     elif what == "update":
-        config = _writable(parse(UpdateBenchConfig, "bench update", rest), what)
-        figures = _bench_update(config)
+        config = _validate_output(parse(UpdateBenchConfig, "bench update", rest), what)
+        figures = _run_update_benchmark(config)
     elif what == "rollout":
-        config = _writable(parse(RolloutBenchConfig, "bench rollout", rest), what)
-        figures = _bench_rollout(config)
+        config = _validate_output(parse(RolloutBenchConfig, "bench rollout", rest), what)
+        figures = _run_rollout_benchmark(config)
     elif what == "credit":
-        config = _writable(parse(CreditBenchConfig, "bench credit", rest, asset(REGIMES), "regime"), what)
-        figures = _bench_credit(config)
+        config = _validate_output(parse(CreditBenchConfig, "bench credit", rest, find_asset(REGIMES), "regime"), what)
+        figures = _run_credit_benchmark(config)
     elif what == "faults":
-        config = _writable(parse(FaultsBenchConfig, "bench faults", rest), what)
-        figures = _bench_faults(config)
+        config = _validate_output(parse(FaultsBenchConfig, "bench faults", rest), what)
+        figures = _run_faults_benchmark(config)
     elif what == "fleet":
-        config = _writable(parse(FleetBenchConfig, "bench fleet", rest), what)
-        figures = _bench_fleet(config)
+        config = _validate_output(parse(FleetBenchConfig, "bench fleet", rest), what)
+        figures = _run_workers_benchmark(config)
     elif what == "serve":
-        config = _writable(parse(ServeBenchConfig, "bench serve", rest), what)
-        figures = _bench_serve(config)
+        config = _validate_output(parse(ServeBenchConfig, "bench serve", rest), what)
+        figures = _run_serve_benchmark(config)
     elif what in ("-h", "--help"):
         print(f"usage: repl-rl bench {'|'.join(WHAT)} [options]    (--help after either lists them)")
         return 0
     else:
         raise ConfigError("benchmark", what, f"choose {', '.join(WHAT[:-1])} or {WHAT[-1]}")
+    # Print the metrics, and save them if a file was named.
     text = json.dumps(figures, indent=2)
     print(text)
     if config.json is not None:
-        with writing("file", config.json), write_named(config.json, "json") as place:
+        with catch_os_errors("file", config.json), write_named(config.json, "json") as place:
             place.write_text(text + "\n", encoding="utf-8")
     return 0

@@ -11,33 +11,33 @@ import httpx
 from rich.console import Console
 from rich.text import Text
 
-from repl_rl.cli.defaults import apply_model_defaults, print_to_stderr
-from repl_rl.cli.serve.telling import Ran, Teller
-from repl_rl.cli.terminal import terminal
-from repl_rl.cli.unread import refuse_unread
+from repl_rl.cli.apply_model_defaults import apply_model_defaults, print_to_stderr
+from repl_rl.cli.terminal_output import make_terminal
+from repl_rl.cli.unused_options import refuse_unread
 from repl_rl.errors import ConfigError
-from repl_rl.record.console import PS1, PS2
-from repl_rl.record.record import Followed
-from repl_rl.record.trajectory import Line, LineStatus, Observed
-from repl_rl.rollout import Rollouts, RolloutThread
-from repl_rl.rollout.conversation import Conversation
-from repl_rl.runs.store import guarded, printable
-from repl_rl.samplers.following import prompt_in, refuse_single
-from repl_rl.settings.arguments import Parsed, parse_with_sources
-from repl_rl.settings.bounds import AtLeast, check_fields
+from repl_rl.rollout import Rollouts, SyncRollouts
+from repl_rl.rollout_config import RolloutConfig
+from repl_rl.runs.store import escape_control_characters, escape_output
+from repl_rl.serve.conversation import Conversation, build_turn_prompt, validate_multi_turn
+from repl_rl.serve.turn_updates import ExecutedLine, TurnStreamer
+from repl_rl.settings.argument_parser import ParsedSettings, parse_with_sources
+from repl_rl.settings.value_bounds import AtLeast, check_fields
 from repl_rl.tasks import Task
-from repl_rl.world import World
+from repl_rl.trajectory.console_text import PS1, PS2
+from repl_rl.trajectory.trajectory import Line, LineStatus, Observed
+from repl_rl.trajectory.trajectory_builder import RolloutObserver
 
 VARIABLE = "REPL_RL_API_KEY"
 """Environment variable of the API key for a server."""
 _WAIT_S = 600.0
-_OF_TASKS = ("tasks", "judge", "group_judge", "trust")
+"""Time to wait for a server, seconds."""
+_TASK_SETTINGS = ("tasks", "judge", "group_judge", "trust")
 """Settings of tasks, which a chat does not have."""
-Show = Callable[[Ran], None]
+ShowLine = Callable[[ExecutedLine], None]
 
 
 @dataclass(frozen=True)
-class ChatConfig(World):
+class ChatConfig(RolloutConfig):
     """Ask a policy question after question in one console. An empty question or the end of input ends the chat.
 
     The key of a server is read from the environment variable REPL_RL_API_KEY.
@@ -58,76 +58,78 @@ class ChatConfig(World):
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ChatReply:
     """Result of a turn."""
 
     stop: str
     answer: str | None
-    goes_on: bool
+    continues: bool
     """True if the console stays for the next question."""
 
 
-class Partner(Protocol):
+class ChatBackend(Protocol):
     """Interface of a chat partner: a policy in this process or on a server."""
 
-    def ask(self, question: str, show: Show) -> Reply:
+    def ask(self, question: str, show: ShowLine) -> ChatReply:
         """Ask a question. `show` gets each line after it has run."""
 
 
-class Here:
+class LocalChat:
     """Policy in this process."""
 
-    def __init__(self, source: RolloutThread, temperature: float) -> None:
+    def __init__(self, source: SyncRollouts, temperature: float) -> None:
         self._source = source
         self._temperature = temperature
         self._conversation: Conversation | None = None
         self._turns = 0
 
-    def ask(self, question: str, show: Show) -> Reply:
-        """See `Partner.ask`."""
-        return self._source.run(self._asked(self._source.rollouts, question, show))
+    def ask(self, question: str, show: ShowLine) -> ChatReply:
+        """See `ChatBackend.ask`."""
+        return self._source.run(self._run_turn(self._source.rollouts, question, show))
 
     def close(self) -> None:
         """Close the console."""
-        self._source.run(self._over())
+        self._source.run(self._end_conversation())
 
-    async def _asked(self, rollouts: Rollouts, question: str, show: Show) -> Reply:
+    async def _run_turn(self, rollouts: Rollouts, question: str, show: ShowLine) -> ChatReply:
         # The conversation begins with the first question, and again after a turn that ended its console.
         conversation = self._conversation = self._conversation or Conversation(rollouts, keep=True)
         self._turns += 1
-        task, teller = Task(f"chat-{self._turns}", question, ""), Teller()
-        prompt = prompt_in(conversation, rollouts, task)
+        task, teller = Task(f"chat-{self._turns}", question, ""), TurnStreamer()
+        prompt = build_turn_prompt(conversation, rollouts, task)
         # A conversation that fills the context cannot continue.
         if len(prompt.token_ids) >= rollouts.engine.context_tokens:
-            await self._over()
+            await self._end_conversation()
             remedy = f"the context holds {rollouts.engine.context_tokens}; begin again, or ask less"
             raise ConfigError("tokens of this conversation", len(prompt.token_ids), remedy)
 
-        def heard(item: Line | Observed) -> None:
-            if (ran := teller.hear(item).ran) is not None:
+        def on_item(item: Line | Observed) -> None:
+            if (ran := teller.update(item).executed_line) is not None:
                 show(ran)
 
         try:
-            played = await conversation.turn(task, prompt, self._turns, self._temperature, Followed(heard))
+            played = await conversation.play_turn(
+                task, prompt, self._turns, self._temperature, RolloutObserver(on_item)
+            )
         except BaseException:
             # After an interrupt the state of the console is unknown, so the conversation ends.
-            await self._over()
+            await self._end_conversation()
             raise
-        if (last := teller.end().ran) is not None:
+        if (last := teller.finish().executed_line) is not None:
             show(last)
         goes_on = played.failure is None and conversation.open
         if not goes_on:
-            await self._over()
+            await self._end_conversation()
         failure = f": {played.failure.message}" if played.failure else ""
-        return Reply(f"{played.stop}{failure}", played.answer, goes_on)
+        return ChatReply(f"{played.stop}{failure}", played.answer, goes_on)
 
-    async def _over(self) -> None:
+    async def _end_conversation(self) -> None:
         conversation, self._conversation = self._conversation, None
         if conversation is not None:
             await conversation.aclose()
 
 
-class There:
+class RemoteChat:
     """Policy on a server of `repl-rl serve`."""
 
     def __init__(self, client: httpx.Client, temperature: float) -> None:
@@ -139,18 +141,18 @@ class There:
         self._client = client
         self._temperature = temperature
         self._id: str | None = None
-        with _answering(str(client.base_url)):
-            listed = _checked(client.get("models")).json()
+        with _explain_server_errors(str(client.base_url)):
+            listed = _check_response(client.get("models")).json()
             self._model = str(listed["data"][0]["id"])
 
-    def ask(self, question: str, show: Show) -> Reply:
-        """See `Partner.ask`."""
+    def ask(self, question: str, show: ShowLine) -> ChatReply:
+        """See `ChatBackend.ask`."""
         ours: dict[str, object] = {"keep": True} if self._id is None else {"conversation": self._id}
         said = {"model": self._model, "messages": [{"role": "user", "content": question}], "stream": True}
         asked = {**said, "temperature": self._temperature, "repl": ours}
-        reply = Reply("cut", None, False)
+        reply = ChatReply("cut", None, False)
         with (
-            _answering(str(self._client.base_url)),
+            _explain_server_errors(str(self._client.base_url)),
             self._client.stream("POST", "chat/completions", json=asked) as told,
         ):
             if told.status_code != 200:
@@ -158,21 +160,21 @@ class There:
             # The server has ended the conversation, for example after its timeout. The next question begins a new one.
             if told.status_code == 404 and self._id is not None:
                 self._id = None
-                return Reply("kept no longer", None, False)
-            for event in _events(_checked(told)):
+                return ChatReply("kept no longer", None, False)
+            for event in _iterate_events(_check_response(told)):
                 found = event.get("repl", {})
                 # An event holds either a complete line, or the result of the turn.
                 if isinstance(line := found.get("line"), dict):
-                    show(_ran(line))
+                    show(_parse_executed_line(line))
                 elif found:
-                    self._id = _word(found["conversation"])
-                    reply = Reply(str(found["stop"]), _word(found["answer"]), self._id is not None)
+                    self._id = _read_text_or_none(found["conversation"])
+                    reply = ChatReply(str(found["stop"]), _read_text_or_none(found["answer"]), self._id is not None)
         return reply
 
     def close(self) -> None:
         """End the conversation on the server."""
         if self._id is not None:
-            with _answering(str(self._client.base_url)):
+            with _explain_server_errors(str(self._client.base_url)):
                 self._client.delete(f"conversations/{self._id}")
 
 
@@ -181,21 +183,25 @@ def main(argv: Sequence[str]) -> int:
     asked = parse_with_sources(ChatConfig, "chat", argv)
     refuse_without_effect(asked)
     config = apply_model_defaults(asked, tell=print_to_stderr)
-    console = terminal()
-    with _partner(config) as partner:
-        while question := _question(console):
-            screen = Screen(console)
-            reply = partner.ask(question, screen.show)
-            answer = "no answer" if reply.answer is None else printable(reply.answer)
+    console = make_terminal()
+    with _open_backend(config) as partner:
+        # One turn per question, until an empty one.
+        while question := _read_question(console):
+            screen = ChatScreen(console)
+            reply = partner.ask(question, screen.show_line)
+            answer = "no answer" if reply.answer is None else escape_control_characters(reply.answer)
             console.print(Text(answer, style="bold green" if reply.answer is not None else "yellow"))
-            if not reply.goes_on:
+            if not reply.continues:
                 console.print(
-                    Text(f"[{printable(reply.stop)}; the next question begins in a new console]", style="dim")
+                    Text(
+                        f"[{escape_control_characters(reply.stop)}; the next question begins in a new console]",
+                        style="dim",
+                    )
                 )
     return 0
 
 
-def refuse_without_effect(asked: Parsed[ChatConfig]) -> None:
+def refuse_without_effect(asked: ParsedSettings[ChatConfig]) -> None:
     """Reject options that are given but have no effect.
 
     Raises:
@@ -204,39 +210,41 @@ def refuse_without_effect(asked: Parsed[ChatConfig]) -> None:
     usual = ChatConfig()
     if asked.config.server:
         # A server decides everything about the policy and its consoles.
-        unread = [field.name for field in fields(World)]
+        unread = [field.name for field in fields(RolloutConfig)]
         refuse_unread(asked, usual, unread, "the server has its own settings; leave it out")
-    refuse_unread(asked, usual, _OF_TASKS, "a chat has no tasks; leave it out")
+    refuse_unread(asked, usual, _TASK_SETTINGS, "a chat has no tasks; leave it out")
     refuse_unread(asked, usual, ["kv_on_sync"], "weights do not change during a chat; leave it out")
 
 
-class Screen:
+class ChatScreen:
     """Printer of the lines of one turn, as a console shows them. Their output cannot control the terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._asks = PS1
 
-    def show(self, ran: Ran) -> None:
+    def show_line(self, ran: ExecutedLine) -> None:
         """Print a line and its output."""
         error = ran.status is not None and ran.status.is_error
         shown = Text(self._asks, style="dim")
-        shown.append(printable(ran.source), style="bold not dim")
+        shown.append(escape_control_characters(ran.source), style="bold not dim")
         if ran.output:
-            shown.append("\n" + guarded(ran.output.removesuffix("\n")), style="red not dim" if error else "not dim")
+            shown.append(
+                "\n" + escape_output(ran.output.removesuffix("\n")), style="red not dim" if error else "not dim"
+            )
         self._console.print(shown)
         self._asks = PS2 if ran.status is LineStatus.INCOMPLETE else PS1
 
 
-def _partner(config: ChatConfig) -> AbstractContextManager[Partner]:
-    return _there(config) if config.server else _here(config)
+def _open_backend(config: ChatConfig) -> AbstractContextManager[ChatBackend]:
+    return _open_remote_chat(config) if config.server else _open_local_chat(config)
 
 
 @contextmanager
-def _here(config: ChatConfig) -> Iterator[Partner]:
-    refuse_single(config.fitting()[0])
-    with RolloutThread(config.rollouts, {}) as source:
-        here = Here(source, config.temperature)
+def _open_local_chat(config: ChatConfig) -> Iterator[ChatBackend]:
+    validate_multi_turn(config.load_sampler_and_renderer()[0])
+    with SyncRollouts(config.open_rollouts, {}) as source:
+        here = LocalChat(source, config.temperature)
         try:
             yield here
         finally:
@@ -244,18 +252,18 @@ def _here(config: ChatConfig) -> Iterator[Partner]:
 
 
 @contextmanager
-def _there(config: ChatConfig) -> Iterator[Partner]:
+def _open_remote_chat(config: ChatConfig) -> Iterator[ChatBackend]:
     key = os.environ.get(VARIABLE, "")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     with httpx.Client(base_url=config.server, headers=headers, timeout=_WAIT_S) as client:
-        there = There(client, config.temperature)
+        there = RemoteChat(client, config.temperature)
         try:
             yield there
         finally:
             there.close()
 
 
-def _question(console: Console) -> str:
+def _read_question(console: Console) -> str:
     """Read the next question. "" ends the chat."""
     try:
         return console.input(Text.assemble(("?", "bold cyan"), " ")).strip()
@@ -264,7 +272,7 @@ def _question(console: Console) -> str:
 
 
 @contextmanager
-def _answering(address: str) -> Iterator[None]:
+def _explain_server_errors(address: str) -> Iterator[None]:
     """Turn errors in the block into a ConfigError: no answer, or one that `repl-rl serve` does not give."""
     try:
         yield
@@ -275,7 +283,7 @@ def _answering(address: str) -> Iterator[None]:
         raise ConfigError("server", address, f"it does not answer as `repl-rl serve` does: {error!r}") from error
 
 
-def _checked(told: httpx.Response) -> httpx.Response:
+def _check_response(told: httpx.Response) -> httpx.Response:
     """Return the response.
 
     Raises:
@@ -287,23 +295,26 @@ def _checked(told: httpx.Response) -> httpx.Response:
         except (ValueError, KeyError, TypeError, RecursionError):
             why = told.text[:200]
         remedy = f" (here: in the environment variable {VARIABLE})" if told.status_code == 401 else ""
-        raise ConfigError("server", str(told.url), f"it refuses ({told.status_code}): {printable(why)}{remedy}")
+        raise ConfigError(
+            "server", str(told.url), f"it refuses ({told.status_code}): {escape_control_characters(why)}{remedy}"
+        )
     return told
 
 
-def _events(told: httpx.Response) -> Iterator[Mapping[str, dict[str, object]]]:
+def _iterate_events(told: httpx.Response) -> Iterator[Mapping[str, dict[str, object]]]:
+    """Yield the JSON of each server-sent event. An event with an error raises ConfigError."""
     for line in told.iter_lines():
         if line.startswith("data: ") and line != "data: [DONE]":
             event = json.loads(line.removeprefix("data: "))
             if "error" in event:
-                raise ConfigError("server", str(told.url), printable(str(event["error"]["message"])))
+                raise ConfigError("server", str(told.url), escape_control_characters(str(event["error"]["message"])))
             yield event
 
 
-def _word(value: object) -> str | None:
+def _read_text_or_none(value: object) -> str | None:
     return None if value is None else str(value)
 
 
-def _ran(said: Mapping[str, object]) -> Ran:
+def _parse_executed_line(said: Mapping[str, object]) -> ExecutedLine:
     status = None if said["status"] is None else LineStatus(str(said["status"]))
-    return Ran(str(said["source"]), str(said["output"]), status, None, bool(said["cut"]))
+    return ExecutedLine(str(said["source"]), str(said["output"]), status, None, bool(said["cut"]))

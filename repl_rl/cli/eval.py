@@ -10,44 +10,42 @@ from typing import Annotated, Literal
 from rich.console import Console
 from rich.table import Table
 
-from repl_rl.cli.defaults import apply_model_defaults
-from repl_rl.cli.terminal import terminal
-from repl_rl.cli.unread import refuse_unread
+from repl_rl.cli.apply_model_defaults import apply_model_defaults
+from repl_rl.cli.terminal_output import make_terminal
+from repl_rl.cli.unused_options import refuse_unread
 from repl_rl.errors import ConfigError
 from repl_rl.evaluation import (
     Comparison,
     EvaluationFolder,
     Interval,
     Study,
-    check_same_tasks,
     compare,
     is_study,
     play_all,
     read_study,
+    validate_same_tasks,
     write_study,
 )
 from repl_rl.judges import check_judges
-from repl_rl.machine.files import write_named
-from repl_rl.machine.outputs import refuse_other_file
-from repl_rl.machine.refused import writing
-from repl_rl.record.trajectory import Trajectory
-from repl_rl.rollout import RolloutThread
-from repl_rl.runs.told import CONFIG
-from repl_rl.settings.arguments import Parsed, parse_with_sources
-from repl_rl.settings.bounds import AtLeast, check_fields
-from repl_rl.settings.toml import dump
+from repl_rl.rollout import SyncRollouts
+from repl_rl.rollout_config import RolloutConfig
+from repl_rl.runs.run_metadata import CONFIG
+from repl_rl.settings.argument_parser import ParsedSettings, dump_toml, parse_with_sources
+from repl_rl.settings.value_bounds import AtLeast, check_fields
 from repl_rl.tasks import Task
-from repl_rl.world import World
+from repl_rl.trajectory.trajectory import Trajectory
+from repl_rl.utils.atomic_files import validate_replaceable_file, write_named
+from repl_rl.utils.describe_os_errors import catch_os_errors
 
 
 @dataclass(frozen=True)
-class EvalConfig(World):
+class EvalConfig(RolloutConfig):
     """Evaluate a policy on held-out tasks, at temperature 1 and greedily."""
 
     split: Literal["held_out", "train", "all"] = "held_out"
     """Part of the tasks. Use `all` for a file that is a test set as a whole."""
     count: Annotated[int, AtLeast(1)] = 240
-    """Most tasks, >= 1."""
+    """Maximum number of tasks, >= 1."""
     samples: Annotated[int, AtLeast(1)] = 1
     """Rollouts per task at temperature 1, >= 1. With more, --k can report pass@k."""
     k: Annotated[int, AtLeast(1)] = 1
@@ -68,9 +66,11 @@ class EvalConfig(World):
             raise ConfigError("k", self.k, f"give at most --samples, which is {self.samples}")
 
     @property
-    def lasting(self) -> str:
+    def settings_toml(self) -> str:
         """Settings that decide the metrics, as TOML. An evaluation resumes only if these are the same."""
-        return dump(replace(self, model=self.policy.reference, out=None, json=None, against=None, concurrency=1, k=1))
+        return dump_toml(
+            replace(self, model=self.policy.reference, out=None, json=None, against=None, concurrency=1, k=1)
+        )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -79,36 +79,41 @@ def main(argv: Sequence[str]) -> int:
     refuse_without_effect(asked)
     recorded = asked.config.out / CONFIG if asked.config.out else None
     config = apply_model_defaults(asked, recorded).resolve_prompt_settings(recorded)
-    console = terminal()
-    tasks = config.drawn(config.split, config.count)
+    console = make_terminal()
+    tasks = config.draw_tasks(config.split, config.count)
     # Find bad judges, workspaces and files now, before the engine opens and before anything is written.
     check_judges(tasks)
     config.try_workspaces(tasks)
     if config.json is not None:
-        refuse_other_file("json", config.json, is_study)
+        validate_replaceable_file("json", config.json, is_study)
         if config.against is not None and os.path.realpath(config.json) == os.path.realpath(config.against):
             raise ConfigError("json", str(config.json), "--against names the same file; write to another one")
+    # The other evaluation must have the same tasks.
     other = read_study(config.against) if config.against else None
     if other is not None:
-        check_same_tasks(other, (task.id for task in tasks))
-    folder = EvaluationFolder(config.out, config.lasting) if config.out else None
-    with folder.held() if folder else nullcontext():
-        study = _play(config, tasks, folder, console)
-        console.print(_table(config, study))
-        console.print(_sentence(config, study))
+        validate_same_tasks(other, (task.id for task in tasks))
+    # Play, print the metrics, and save them.
+    folder = EvaluationFolder(config.out, config.settings_toml) if config.out else None
+    with folder.lock() if folder else nullcontext():
+        study = _play_remaining(config, tasks, folder, console)
+        console.print(_build_table(config, study))
+        console.print(_format_result(config, study))
         about: dict[str, str | int] = {"model": config.policy.reference, "source": config.tasks, "seed": config.seed}
         if config.out is not None:
-            with writing("file", config.out / "eval.json", then=", then give the command again"):
+            with catch_os_errors("file", config.out / "eval.json", then=", then give the command again"):
                 write_study(config.out / "eval.json", study, config.k, about)
         if config.json is not None:
-            with writing("file", config.json, then=", then give the command again"), write_named(config.json) as place:
+            with (
+                catch_os_errors("file", config.json, then=", then give the command again"),
+                write_named(config.json) as place,
+            ):
                 write_study(place, study, config.k, about)
     if other is not None:
-        _show(compare(study, other), str(config.against), console)
+        _show_comparison(compare(study, other), str(config.against), console)
     return 0
 
 
-def refuse_without_effect(asked: Parsed[EvalConfig]) -> None:
+def refuse_without_effect(asked: ParsedSettings[EvalConfig]) -> None:
     """Reject options that are given but have no effect.
 
     Raises:
@@ -117,40 +122,44 @@ def refuse_without_effect(asked: Parsed[EvalConfig]) -> None:
     refuse_unread(asked, EvalConfig(), ["kv_on_sync"], "weights do not change during an evaluation; leave it out")
 
 
-def _play(config: EvalConfig, tasks: Sequence[Task], folder: EvaluationFolder | None, console: Console) -> Study:
+def _play_remaining(
+    config: EvalConfig, tasks: Sequence[Task], folder: EvaluationFolder | None, console: Console
+) -> Study:
     """Play the tasks. The engine opens only if rollouts are left to play."""
     with ExitStack() as stack:
-        opened: list[RolloutThread] = []
+        opened: list[SyncRollouts] = []
 
-        def play(wanted: Sequence[Task], temperature: float) -> Sequence[Trajectory]:
+        def play_tasks(wanted: Sequence[Task], temperature: float) -> Sequence[Trajectory]:
             # The first rollout that is not stored yet opens the engine.
             if not opened:
-                opened.append(stack.enter_context(RolloutThread(config.rollouts, {task.id: task for task in tasks})))
+                opened.append(
+                    stack.enter_context(SyncRollouts(config.open_rollouts, {task.id: task for task in tasks}))
+                )
             return opened[0].sample(wanted, temperature)
 
-        def progress(done: int) -> None:
+        def show_progress(done: int) -> None:
             if done < len(tasks):
                 console.print(f"{done} of {len(tasks)} tasks played")
 
-        return play_all(tasks, play, config.samples, config.greedy, folder, progress)
+        return play_all(tasks, play_tasks, config.samples, config.greedy, folder, show_progress)
 
 
-def _table(config: EvalConfig, study: Study) -> Table:
+def _build_table(config: EvalConfig, study: Study) -> Table:
     more = (f"pass@{config.k}",) if config.k > 1 else ()
     title = f"{config.model} on {len(study.results)} tasks ({config.split.replace('_', '-')})"
     table = Table("family", "tasks", "solved (95 % interval)", *more, "greedy", title=title)
     for name, part in [*study.families.items(), ("all", study)]:
         cells = [name or "-", str(len(part.results)), str(part.solve_rate)]
-        cells += [_percent(part.pass_at(config.k))] if more else []
-        table.add_row(*cells, _percent(part.greedy))
+        cells += [_format_percent(part.pass_at(config.k))] if more else []
+        table.add_row(*cells, _format_percent(part.greedy))
     return table
 
 
-def _percent(interval: Interval | None) -> str:
+def _format_percent(interval: Interval | None) -> str:
     return f"{interval.value:.1%}" if interval else "-"
 
 
-def _sentence(config: EvalConfig, study: Study) -> str:
+def _format_result(config: EvalConfig, study: Study) -> str:
     parts = [f"solved {study.solve_rate} at temperature 1"]
     parts += [f"pass@{config.k} {study.pass_at(config.k)}"] if config.k > 1 else []
     parts += [f"{study.greedy} greedy"] if study.greedy else []
@@ -159,7 +168,7 @@ def _sentence(config: EvalConfig, study: Study) -> str:
     return ", ".join(parts)
 
 
-def _show(comparison: Comparison, against: str, console: Console) -> None:
+def _show_comparison(comparison: Comparison, against: str, console: Console) -> None:
     table = Table("family", "difference, points", "95 % interval", title=f"compared with {against}, task by task")
     for name, d in [*comparison.families.items(), ("all", comparison.difference)]:
         table.add_row(name or "-", f"{100 * d.value:+.1f}", f"{100 * d.low:+.1f} to {100 * d.high:+.1f}")

@@ -8,15 +8,21 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from repl_rl.errors import ConfigError
-from repl_rl.machine.files import is_stream, write_named
-from repl_rl.machine.folders import restore
-from repl_rl.machine.outputs import followed, refuse_inputs, refuse_other_file
-from repl_rl.machine.refused import writing
-from repl_rl.runs.store import Store, append, is_step_file
-from repl_rl.runs.store.table import PARQUET, TABLE, is_table, open_table, refuse_other_table, write_table
-from repl_rl.settings.arguments import parse
+from repl_rl.runs.store import Store, append_records, is_step_file
+from repl_rl.runs.store.export_formats import PARQUET, TABLE, is_table, open_table, validate_table_target, write_table
+from repl_rl.settings.argument_parser import parse
+from repl_rl.utils.atomic_files import (
+    is_stream,
+    resolve_link,
+    restore_backup,
+    validate_no_inputs_inside,
+    validate_replaceable_file,
+    write_named,
+)
+from repl_rl.utils.describe_os_errors import catch_os_errors
 
 _OURS = ".jsonl.gz"
+"""Ending of a file of trajectories."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,7 @@ class ExportConfig:
         if self.out.is_dir() == (self.out.suffix in (PARQUET, ".gz")) and self.out.exists():
             raise ConfigError("out", str(self.out), "a file and a folder do not replace each other; choose another")
         if self.overwrite:
-            refuse_inputs("out", self.out, [("source", str(self.source))])
+            validate_no_inputs_inside("out", self.out, [("source", str(self.source))])
 
 
 def main(argv: Sequence[str]) -> int:
@@ -49,34 +55,36 @@ def main(argv: Sequence[str]) -> int:
         other = f"trajectories become a table; end it in {PARQUET}, or name a folder"
         raise ConfigError("out", str(config.out), told if back else other)
     # If a table was just restored after an interrupted replacement, check again whether it may be replaced.
-    if restore(config.out, TABLE):
+    if restore_backup(config.out, TABLE):
         config = replace(config)
-    out = config.out if back or config.out.suffix == PARQUET else followed("out", config.out)
+    out = config.out if back or config.out.suffix == PARQUET else resolve_link("out", config.out)
     if not back:
-        refuse_other_table(out)
+        validate_table_target(out)
     elif is_stream(out, "out"):
         raise ConfigError("out", str(out), "workspaces are stored next to trajectories; name a file, no pipe or device")
     else:
-        refuse_other_file("out", out, is_step_file)
-    with writing("out", config.out, then=", then give the command again"):
-        count = _import(config.source, out) if back else _export(config.source, out)
+        validate_replaceable_file("out", out, is_step_file)
+    with catch_os_errors("out", config.out, then=", then give the command again"):
+        count = _import_table(config.source, out) if back else _export_trajectories(config.source, out)
     print(f"{config.out}: {count} trajectories")
     return 0
 
 
-def _export(source: Path, out: Path) -> int:
+def _export_trajectories(source: Path, out: Path) -> int:
+    """Write the trajectories of `source` as a table, and return their number."""
     store = Store(source)
     if not store.ids:
         raise ConfigError("trajectories", str(store.source), "there are none; give another folder or file")
     count = write_table(store, out)
-    for each in store.damage:
+    for each in store.damaged_regions:
         print(f"repl-rl: not readable, and left out: {each}", file=sys.stderr)
     return count
 
 
-def _import(source: Path, out: Path) -> int:
+def _import_table(source: Path, out: Path) -> int:
+    """Write the trajectories of a table to a file, and return their number."""
     with open_table(source) as table, write_named(out, "out") as torn:
-        append(torn, table.entries)
-    for name in table.others:
+        append_records(torn, table.entries)
+    for name in table.extra_columns:
         print(f"repl-rl: column {name!r} is no part of a trajectory, and left out", file=sys.stderr)
-    return table.rows
+    return table.row_count

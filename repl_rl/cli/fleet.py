@@ -8,14 +8,14 @@ from pathlib import Path
 from rich.table import Table
 from tyro.conf import Positional
 
-from repl_rl.cli.terminal import terminal
+from repl_rl.cli.terminal_output import make_terminal
 from repl_rl.errors import ConfigError
-from repl_rl.rollout.fleet.source import LOGS, STATUS
-from repl_rl.settings.arguments import parse
+from repl_rl.ray.remote_rollouts import LOGS, STATUS
+from repl_rl.settings.argument_parser import parse
 
 
 @dataclass(frozen=True)
-class StatusConfig:
+class WorkersStatusConfig:
     """Print the nodes (rollout workers) of a run with `--fleet ray`: the status of each, and reasons for lost ones."""
 
     run: Positional[Path]
@@ -30,17 +30,18 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if action != "status":
         raise ConfigError("fleet action", action, "choose status")
-    _status(parse(StatusConfig, "fleet status", rest).run)
+    _print_status(parse(WorkersStatusConfig, "fleet status", rest).run)
     return 0
 
 
-def _status(run: Path) -> None:
+def _print_status(run: Path) -> None:
+    """Print the table of workers, the lost ones, and the place of the logs."""
     file = run / STATUS
     if not file.is_file():
         remedy = "it has no fleet.json: give the folder of a run that plays, or has played, with --fleet ray"
         raise ConfigError("run folder", str(run), remedy)
     said: Mapping[str, Sequence[Mapping[str, object]]] = json.loads(file.read_text(encoding="utf-8"))
-    console = terminal()
+    console = make_terminal()
     table = Table(title=f"{said['cluster']}: nodes of {run}, weights of policy step {said['policy_step']}")
     columns = ("name", "seat", "pid", "state", "policy_step", "rollouts", "rollouts_played", "tokens", "faults")
     for name in columns:
@@ -48,6 +49,7 @@ def _status(run: Path) -> None:
     for node in said["nodes"]:
         table.add_row(*(str(node[name]) for name in columns))
     console.print(table)
+    # Workers that were lost have a reason in place of metrics.
     for lost in said["lost"]:
         console.print(f"lost: {lost['name']} at {lost['seat']}: {lost['why']}")
     console.print(f"groups begun again: {said['groups_replayed']}; logs of nodes: {run / LOGS}")

@@ -7,8 +7,8 @@ from pathlib import Path
 from jupyter_core.paths import jupyter_data_dir, jupyter_path
 
 from repl_rl.errors import ConfigError
-from repl_rl.sandbox import jupyter
-from repl_rl.settings.arguments import parse
+from repl_rl.sandbox import jupyter_backend as jupyter
+from repl_rl.settings.argument_parser import parse
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class InstallConfig:
         """Jupyter's data folder to write to."""
         if self.user:
             return Path(jupyter_data_dir())
-        return jupyter.data_folder(self.prefix) if self.prefix is not None else jupyter.data_folder()
+        return jupyter.get_data_folder(self.prefix) if self.prefix is not None else jupyter.get_data_folder()
 
 
 def main(argv: Sequence[str]) -> int:
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     if action != "install":
         raise ConfigError("kernel action", action, "choose install")
     config = parse(InstallConfig, "kernel install", rest)
-    folder = jupyter.install(config.data_folder, name=config.name, isolated=config.isolated)
+    folder = jupyter.install_kernelspec(config.data_folder, name=config.name, isolated=config.isolated)
     print(f"kernel {config.name}: {folder}")
     if str(folder.parent) not in jupyter_path("kernels"):
         print(f"Jupyter finds it with JUPYTER_PATH={config.data_folder.absolute()}")

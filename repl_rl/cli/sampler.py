@@ -6,24 +6,23 @@ from typing import Annotated
 
 from rich.table import Table
 
-from repl_rl.cli.defaults import follow
-from repl_rl.cli.terminal import terminal
-from repl_rl.cli.unread import refuse_unread
+from repl_rl.cli.apply_model_defaults import apply_defaults
+from repl_rl.cli.terminal_output import make_terminal
+from repl_rl.cli.unused_options import refuse_unread
 from repl_rl.errors import ConfigError
-from repl_rl.rollout.prompt_space import PromptSpace
-from repl_rl.rollout.prompts import template
-from repl_rl.rollout.renderer import Overshoot, Renderer
+from repl_rl.rollout.prompts import load_template
+from repl_rl.rollout.token_renderer import Overshoot, PromptSpace, Renderer
+from repl_rl.rollout_config import RolloutConfig
 from repl_rl.samplers import load_sampler
-from repl_rl.samplers.conformance import TIMEOUT_S, check
-from repl_rl.settings.arguments import Parsed, parse, parse_with_sources
-from repl_rl.settings.bounds import Above, check_fields
-from repl_rl.settings.pretrained import PROMPT
-from repl_rl.settings.scalars import Scalar
-from repl_rl.world import World
+from repl_rl.samplers.conformance_checks import TIMEOUT_S, run_checks
+from repl_rl.settings.argument_parser import ParsedSettings, parse, parse_with_sources
+from repl_rl.settings.model_defaults import PROMPT
+from repl_rl.settings.toml_values import Scalar
+from repl_rl.settings.value_bounds import Above, check_fields
 
 
 @dataclass(frozen=True)
-class CheckConfig:
+class SamplerCheckConfig:
     """Run the conformance suite on a sampler, with a scripted policy. The exit code is 1 if any check fails."""
 
     model: str | None = None
@@ -41,7 +40,7 @@ class CheckConfig:
     """Wall clock limit of one check, seconds, > 0."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "prompt", template(self.prompt))
+        object.__setattr__(self, "prompt", load_template(self.prompt))
         if self.chat and self.model is None:
             raise ConfigError("chat", dict(self.chat), "the bundled policy has no chat template; give --model too")
         check_fields(self)
@@ -57,14 +56,14 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError("sampler action", action, "choose check")
     # Without a name there may still be --help, which exits within `parse`.
     if not rest or rest[0].startswith("-"):
-        parse(CheckConfig, "sampler check NAME", rest)
+        parse(SamplerCheckConfig, "sampler check NAME", rest)
         raise ConfigError("sampler", None, "name a shipped sampler, or module:name, after check")
-    asked = parse_with_sources(CheckConfig, "sampler check NAME", rest[1:])
+    asked = parse_with_sources(SamplerCheckConfig, "sampler check NAME", rest[1:])
     refuse_without_effect(asked)
-    return _check(rest[0], asked)
+    return _check_sampler(rest[0], asked)
 
 
-def refuse_without_effect(asked: Parsed[CheckConfig]) -> None:
+def refuse_without_effect(asked: ParsedSettings[SamplerCheckConfig]) -> None:
     """Reject options that are given but have no effect.
 
     Raises:
@@ -72,23 +71,25 @@ def refuse_without_effect(asked: Parsed[CheckConfig]) -> None:
     """
     if asked.config.model is None:
         remedy = "it is about the tokenizer of --model; add --model, or leave it out"
-        refuse_unread(asked, CheckConfig(), ["overshoot", "prompt_space"], remedy)
+        refuse_unread(asked, SamplerCheckConfig(), ["overshoot", "prompt_space"], remedy)
 
 
-def _check(name: str, asked: Parsed[CheckConfig]) -> int:
+def _check_sampler(name: str, asked: ParsedSettings[SamplerCheckConfig]) -> int:
+    """Run the checks, print them as a table, and return the exit code."""
     sampler = load_sampler(name)
+    # Without --model, the checks use the tokenizer of the bundled policy.
     config, renderer = asked.config, None
     if config.model is not None:
-        world = World(model=config.model)
-        config = follow(asked, world)
+        world = RolloutConfig(model=config.model)
+        config = apply_defaults(asked, world)
         renderer = Renderer.from_folder(
             world.model_folder, config.overshoot, config.chat, prompt_space=config.prompt_space
         )
-    rows = check(sampler, renderer, config.prompt, config.timeout_s)
+    rows = run_checks(sampler, renderer, config.prompt, config.timeout_s)
     table = Table("promise", "kept", "detail", title=f"sampler {name}")
     for row in rows:
         table.add_row(row.name, "yes" if row.passed else "NO", row.detail)
-    console = terminal()
+    console = make_terminal()
     console.print(table)
     if renderer is not None:
         console.print(renderer.findings)

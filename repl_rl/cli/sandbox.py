@@ -8,20 +8,20 @@ from typing import Annotated
 
 from rich.table import Table
 
-from repl_rl.cli.terminal import terminal
+from repl_rl.cli.terminal_output import make_terminal
 from repl_rl.errors import ConfigError
-from repl_rl.sandbox import SANDBOXES, SandboxKind
-from repl_rl.sandbox.conformance import run
-from repl_rl.sandbox.image import build
-from repl_rl.settings.arguments import parse
-from repl_rl.settings.bounds import AtLeast, check_fields
+from repl_rl.sandbox import SANDBOXES, SandboxConfig
+from repl_rl.sandbox.conformance import run_suite
+from repl_rl.sandbox.docker import build_image
+from repl_rl.settings.argument_parser import parse
+from repl_rl.settings.value_bounds import AtLeast, check_fields
 
 
 @dataclass(frozen=True)
-class CheckConfig:
+class SandboxCheckConfig:
     """Run the conformance suite on a sandbox. The exit code is 1 if any check fails."""
 
-    sandbox: Annotated[SandboxKind | str, SANDBOXES] = "local"
+    sandbox: Annotated[SandboxConfig | str, SANDBOXES] = "local"
     """Sandbox to check."""
     doctests: Annotated[int, AtLeast(0)] = 60
     """Transcripts from doctests of the standard library to replay, >= 0."""
@@ -31,7 +31,7 @@ class CheckConfig:
 
 
 @dataclass(frozen=True)
-class BuildConfig:
+class ImageBuildConfig:
     """Build the image of the docker sandbox."""
 
     base: str = ""
@@ -45,10 +45,10 @@ def main(argv: Sequence[str]) -> int:
     """Run the command and return the exit code."""
     action, rest = (argv[0], argv[1:]) if argv else ("", argv)
     if action == "check":
-        return _check(parse(CheckConfig, "sandbox check", rest))
+        return _check_sandbox(parse(SandboxCheckConfig, "sandbox check", rest))
     if action == "build":
-        config = parse(BuildConfig, "sandbox build", rest)
-        print(build(base=config.base, wheels=config.wheels))
+        config = parse(ImageBuildConfig, "sandbox build", rest)
+        print(build_image(base=config.base, wheels=config.wheels))
         return 0
     if action in ("-h", "--help"):
         print("usage: repl-rl sandbox check|build [options]    (--help after either lists them)")
@@ -56,10 +56,10 @@ def main(argv: Sequence[str]) -> int:
     raise ConfigError("sandbox action", action, "choose check or build")
 
 
-def _check(config: CheckConfig) -> int:
-    rows = asyncio.run(run(config.sandbox, doctests=config.doctests))
-    table = Table("section", "promise", "kept", "detail", title=f"sandbox {SANDBOXES.chosen(config.sandbox).kind}")
+def _check_sandbox(config: SandboxCheckConfig) -> int:
+    rows = asyncio.run(run_suite(config.sandbox, doctests=config.doctests))
+    table = Table("section", "promise", "kept", "detail", title=f"sandbox {SANDBOXES.resolve(config.sandbox).kind}")
     for row in rows:
         table.add_row(row.section, row.name, "yes" if row.passed else "NO", row.detail)
-    terminal().print(table)
+    make_terminal().print(table)
     return int(not all(row.passed for row in rows))

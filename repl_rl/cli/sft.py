@@ -7,29 +7,29 @@ from typing import Annotated
 
 from rich.console import Console
 
-from repl_rl.cli.defaults import Update, apply_model_defaults
-from repl_rl.cli.terminal import terminal
-from repl_rl.cli.unread import refuse_unread
-from repl_rl.coldstart.selection import POLICY, FinetuneConfig, Selection, select
-from repl_rl.engine.checkpoint import refuse_incomplete
+from repl_rl.cli.apply_model_defaults import UpdateInfo, apply_model_defaults
+from repl_rl.cli.terminal_output import make_terminal
+from repl_rl.cli.unused_options import refuse_unread
 from repl_rl.errors import ConfigError
 from repl_rl.judges import check_judges
-from repl_rl.machine.folders import open_output_folder
-from repl_rl.machine.outputs import refuse_inputs
-from repl_rl.machine.refused import writing
-from repl_rl.record.trajectory import Trajectory
-from repl_rl.rollout import RolloutThread
-from repl_rl.rollout.renderer import Renderer
-from repl_rl.runs.store import read, write_step
-from repl_rl.settings.arguments import Parsed, parse_with_sources
-from repl_rl.settings.bounds import AtLeast, check_fields
+from repl_rl.models.safetensors_index import validate_checkpoint_complete
+from repl_rl.rollout import SyncRollouts
+from repl_rl.rollout.token_renderer import Renderer
+from repl_rl.rollout_config import RolloutConfig
+from repl_rl.runs.store import read_trajectories, write_step
+from repl_rl.settings.argument_parser import ParsedSettings, parse_with_sources
+from repl_rl.settings.value_bounds import AtLeast, check_fields
+from repl_rl.sft.select_rollouts import POLICY, FinetuneConfig, Selection, select_best_rollouts
 from repl_rl.tasks import Split, Task
-from repl_rl.world import World
+from repl_rl.trajectory.trajectory import Trajectory
+from repl_rl.utils.atomic_files import open_output_folder, validate_no_inputs_inside
+from repl_rl.utils.describe_os_errors import catch_os_errors
 
 _ROLLOUTS = "rollouts"
-_OF_FRESH = frozenset({"fresh", "seed", "out", "overwrite"})
+"""Folder in the output folder for the rollouts that the policy played."""
+_FRESH_SETTINGS = frozenset({"fresh", "seed", "out", "overwrite"})
 """Settings that --fresh reads."""
-_OF_PLAYING = (
+_PLAYING_SETTINGS = (
     "tasks",
     "judge",
     "group_judge",
@@ -50,7 +50,7 @@ _OF_PLAYING = (
 
 
 @dataclass(frozen=True)
-class SftConfig(World):
+class SftConfig(RolloutConfig):
     """Fine-tune a policy on stored trajectories and on rollouts that it plays first. The loss is on its own lines."""
 
     data: tuple[Path, ...] = ()
@@ -83,35 +83,37 @@ def main(argv: Sequence[str]) -> int:
     asked = parse_with_sources(SftConfig, "sft", argv)
     refuse_without_effect(asked)
     config = asked.config
-    console = terminal()
+    console = make_terminal()
     if config.fresh:
-        return _begin(config, console)
+        return _write_fresh_policy(config, console)
     # Find what cannot be learned before anything slow starts.
-    refuse_incomplete(config.model_folder)
-    refuse_untrainable(config.model_folder)
-    update = Update(rows=config.learning.batch_size)
+    validate_checkpoint_complete(config.model_folder)
+    validate_trainable(config.model_folder)
+    update = UpdateInfo(rows_per_step=config.learning.batch_size)
     config = apply_model_defaults(asked, update=update).resolve_prompt_settings()
-    renderer = config.renderer()
+    renderer = config.load_renderer()
     if config.overwrite:
         data = (("data", str(source)) for source in config.data)
-        refuse_inputs("output folder", config.out, [("model", config.model), ("tasks", config.tasks), *data])
-    tasks = config.drawn(Split.TRAIN, config.train_tasks) if config.samples else ()
+        validate_no_inputs_inside(
+            "output folder", config.out, [("model", config.model), ("tasks", config.tasks), *data]
+        )
+    tasks = config.draw_tasks(Split.TRAIN, config.train_tasks) if config.samples else ()
     check_judges(tasks)
     with open_output_folder(config.out, POLICY, config.overwrite) as made:
         # Learn from stored trajectories and from the best rollouts that the policy plays now.
-        stored = [trajectory for source in config.data for trajectory in _stored(source, renderer)]
-        played = _play(config, tasks, console) if tasks else []
-        chosen = select([*stored, *played], config.per_task, renderer.forbidden_ids)
-        _show(chosen, console)
-        with writing("output folder", config.out, then=", then give the command again"):
-            _learn(config, renderer, chosen, made, console)
+        stored = [trajectory for source in config.data for trajectory in _read_stored(source, renderer)]
+        played = _play_rollouts(config, tasks, console) if tasks else []
+        chosen = select_best_rollouts([*stored, *played], config.per_task, renderer.forbidden_ids)
+        _show_selection(chosen, console)
+        with catch_os_errors("output folder", config.out, then=", then give the command again"):
+            _learn_from_selection(config, renderer, chosen, made, console)
             if played:
                 write_step(made / _ROLLOUTS, 0, played)
     console.print(f"fine-tuned policy {config.out}")
     return 0
 
 
-def refuse_without_effect(asked: Parsed[SftConfig]) -> None:
+def refuse_without_effect(asked: ParsedSettings[SftConfig]) -> None:
     """Reject options that are given but have no effect.
 
     Raises:
@@ -119,42 +121,43 @@ def refuse_without_effect(asked: Parsed[SftConfig]) -> None:
     """
     usual = SftConfig(fresh=True)
     if asked.config.fresh:
-        unread = [field.name for field in fields(SftConfig) if field.name not in _OF_FRESH]
+        unread = [field.name for field in fields(SftConfig) if field.name not in _FRESH_SETTINGS]
         remedy = "a new policy learns nothing; leave it out, and give the policy as --model to a further sft"
         refuse_unread(asked, usual, unread, remedy)
     if not asked.config.samples:
         remedy = "only rollouts that the policy plays read it; add --samples 8, or leave it out"
-        refuse_unread(asked, usual, _OF_PLAYING, remedy)
+        refuse_unread(asked, usual, _PLAYING_SETTINGS, remedy)
     refuse_unread(asked, usual, ["kv_on_sync"], "weights do not change while this command plays; leave it out")
 
 
-def refuse_untrainable(model: Path) -> None:
+def validate_trainable(model: Path) -> None:
     """Reject a model that computes differently in training and in sampling, before anything is played.
 
     Raises:
         ConfigError: the model is one of these.
     """
     # This imports torch, which is slow.
-    from repl_rl.engine.dropout import refuse_random
-    from repl_rl.engine.names import read_config
+    from repl_rl.models.disable_dropout import validate_deterministic_model
+    from repl_rl.models.parameter_names import read_config
 
-    refuse_random(read_config(model))
+    validate_deterministic_model(read_config(model))
 
 
-def _begin(config: SftConfig, console: Console) -> int:
+def _write_fresh_policy(config: SftConfig, console: Console) -> int:
+    """Write a new policy with random weights, and return the exit code."""
     # This imports torch, which is slow.
-    from repl_rl.coldstart.fresh import write_fresh_policy
+    from repl_rl.sft.create_random_model import write_random_policy
 
     with (
         open_output_folder(config.out, POLICY, config.overwrite) as made,
-        writing("output folder", config.out, then=", then give the command again"),
+        catch_os_errors("output folder", config.out, then=", then give the command again"),
     ):
-        write_fresh_policy(made, config.seed)
+        write_random_policy(made, config.seed)
     console.print(f"new policy {config.out}, random weights")
     return 0
 
 
-def _stored(source: Path, renderer: Renderer) -> Iterator[Trajectory]:
+def _read_stored(source: Path, renderer: Renderer) -> Iterator[Trajectory]:
     """Yield the trajectories of a folder or file, after checking that this policy's tokenizer encoded them.
 
     Raises:
@@ -162,14 +165,14 @@ def _stored(source: Path, renderer: Renderer) -> Iterator[Trajectory]:
     """
     if not source.exists():
         raise ConfigError("data", str(source), "there is no such folder or file; give one with trajectories")
-    for number, trajectory in enumerate(read(source)):
+    for number, trajectory in enumerate(read_trajectories(source)):
         # One tokenizer encodes all trajectories of a source, so the first one is enough.
         if number == 0:
-            _refuse_other_tokens(trajectory, renderer, source)
+            _validate_same_tokenizer(trajectory, renderer, source)
         yield trajectory
 
 
-def _refuse_other_tokens(trajectory: Trajectory, renderer: Renderer, source: Path) -> None:
+def _validate_same_tokenizer(trajectory: Trajectory, renderer: Renderer, source: Path) -> None:
     """Reject trajectories whose ids mean other text here, or whose prompt space differs from this policy's."""
     # A prompt whose last space is not among its ids leaves that space to the policy.
     text, shown = trajectory.prompt.text, renderer.decode(trajectory.prompt.token_ids)
@@ -183,25 +186,28 @@ def _refuse_other_tokens(trajectory: Trajectory, renderer: Renderer, source: Pat
         raise ConfigError("trajectories", str(source), remedy)
 
 
-def _play(config: SftConfig, tasks: Sequence[Task], console: Console) -> Sequence[Trajectory]:
+def _play_rollouts(config: SftConfig, tasks: Sequence[Task], console: Console) -> Sequence[Trajectory]:
     """Play rollouts with the policy. Only training tasks are played, so that held-out ones stay unseen."""
     console.print(f"playing {config.samples} rollouts of each of {len(tasks)} tasks ...")
-    with RolloutThread(config.rollouts, {task.id: task for task in tasks}) as source:
+    with SyncRollouts(config.open_rollouts, {task.id: task for task in tasks}) as source:
         return source.sample([task for task in tasks for _ in range(config.samples)])
 
 
-def _show(chosen: Selection, console: Console) -> None:
-    console.print(f"{len(chosen.kept)} trajectories to learn from")
-    for reason, count in chosen.left_out.items():
+def _show_selection(chosen: Selection, console: Console) -> None:
+    console.print(f"{len(chosen.selected)} trajectories to learn from")
+    for reason, count in chosen.rejected_counts.items():
         console.print(f"  left out {count}: {reason}")
 
 
-def _learn(config: SftConfig, renderer: Renderer, chosen: Selection, out: Path, console: Console) -> None:
+def _learn_from_selection(
+    config: SftConfig, renderer: Renderer, chosen: Selection, out: Path, console: Console
+) -> None:
+    """Fine-tune the policy on the chosen trajectories that fit into its context."""
     # This imports torch and TRL, which are slow.
-    from repl_rl.coldstart.finetune import context_tokens, finetune, labelled
+    from repl_rl.sft.finetune import build_labelled_example, read_context_tokens, run_finetuning
 
-    room = context_tokens(config.model_folder)
-    examples = [labelled(trajectory, config.learn_errors) for trajectory in chosen.kept]
+    room = read_context_tokens(config.model_folder)
+    examples = [build_labelled_example(trajectory, config.learn_errors) for trajectory in chosen.selected]
     fitting = [example for example in examples if len(example["input_ids"]) <= room]
     if len(fitting) < len(examples):
         console.print(f"  left out {len(examples) - len(fitting)}: longer than the policy's context of {room} tokens")
@@ -211,4 +217,4 @@ def _learn(config: SftConfig, renderer: Renderer, chosen: Selection, out: Path, 
         if step == 1 or step % every == 0:
             console.print(f"step {step:>5}/{config.learning.steps}  loss {loss:.4f} nats a token")
 
-    finetune(config.model_folder, renderer, fitting, out, config.learning, config.seed, on_step)
+    run_finetuning(config.model_folder, renderer, fitting, out, config.learning, config.seed, on_step)

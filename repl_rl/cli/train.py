@@ -1,32 +1,40 @@
-"""`repl-rl train`: evaluate a policy, train it, evaluate it again, and print the difference."""
+"""`repl-rl train`: evaluate a policy, train it, evaluate it again, and print the difference.
 
-from collections.abc import Sequence
+`TrainConfig` has the settings and `main` checks them. The run itself is in `repl_rl.cli.training_run`. This module also
+has its output: the progress, the summary, and a picture of the curves.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
-from repl_rl.cli.defaults import Update, apply_model_defaults
-from repl_rl.cli.onward import after, tell
-from repl_rl.cli.processes import hush, led
+from rich.console import Console
+from rich.table import Table
+
+from repl_rl.cli.apply_model_defaults import UpdateInfo, apply_model_defaults
+from repl_rl.cli.next_steps import print_steps, suggest_next_steps
+from repl_rl.cli.terminal_output import report_errors_on_rank_zero, silence_other_ranks
 from repl_rl.errors import ConfigError
-from repl_rl.machine.assets import asset
-from repl_rl.machine.launched import processes, rank
-from repl_rl.machine.outputs import check_name, refuse_inputs
-from repl_rl.rollout import chosen_fleet, fleet_options
-from repl_rl.runs.folder import RunFolder
-from repl_rl.runs.told import CONFIG, RUNS, settings_of
-from repl_rl.settings.arguments import parse_with_sources
-from repl_rl.settings.bounds import AtLeast, check_fields
-from repl_rl.settings.optioned import Optioned
-from repl_rl.settings.same import check_same_settings
+from repl_rl.ray.config import get_worker_options, parse_workers
+from repl_rl.rollout import RuntimeInfo
+from repl_rl.rollout_config import RolloutConfig
+from repl_rl.runs.run_folder import BEST, RunFolder, check_same_settings
+from repl_rl.runs.run_metadata import CONFIG, RUNS, read_settings
+from repl_rl.settings.argument_parser import HasOptions, parse_with_sources
+from repl_rl.settings.value_bounds import AtLeast, check_fields
 from repl_rl.tasks import Split, Task
+from repl_rl.trainer.checkpoint_schedule import parse_checkpoint_schedule
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.pace import saving
-from repl_rl.world import World
+from repl_rl.utils.atomic_files import Json, check_name, validate_no_inputs_inside
+from repl_rl.utils.hardware import count_cores
+from repl_rl.utils.package_data import find_asset
+from repl_rl.utils.processes import get_rank, get_world_size
 
 
 @dataclass(frozen=True)
-class TrainConfig(World):
+class TrainConfig(RolloutConfig):
     """Train a policy. Without options: the bundled policy on the bundled tasks."""
 
     name: str = "quickstart"
@@ -41,7 +49,7 @@ class TrainConfig(World):
     states: str = "within(seconds=60, keep=2)"
     """Schedule of the training states for --resume. The default loses at most 60 seconds or one step, and keeps the
     newest 2 states. "never" saves none."""
-    fleet: Annotated[str, Optioned(fleet_options)] = "local"
+    fleet: Annotated[str, HasOptions(get_worker_options)] = "local"
     """Place of the rollouts: local (this process), ray (nodes of a Ray cluster that is started here) or
     ray://HOST:PORT (of a running cluster). Options are given as --fleet.KEY VALUE, such as --fleet.nodes 2."""
     train_tasks: Annotated[int, AtLeast(1)] = 4096
@@ -58,16 +66,16 @@ class TrainConfig(World):
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
 
     @property
-    def models(self) -> Path:
-        """Folder of converted models; see `World.models`."""
+    def converted_models_folder(self) -> Path:
+        """Folder of converted models; see `RolloutConfig.converted_models_folder`."""
         return self.out / ".models"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fields(self)
         check_name(self.name)
-        saving(self.states)
-        chosen_fleet(self.fleet)
+        parse_checkpoint_schedule(self.states)
+        parse_workers(self.fleet)
         if self.eval_every > self.trainer.steps:
             remedy = f"training takes {self.trainer.steps} steps, so none would be made; give at most that"
             raise ConfigError("eval_every", self.eval_every, remedy)
@@ -81,10 +89,10 @@ class TrainConfig(World):
             ConfigError: a source cannot be read, or has no tasks.
         """
         if not self.validation:
-            return self.drawn(Split.TRAIN, self.train_tasks), self.drawn(Split.HELD_OUT, self.eval_tasks)
-        held_out = replace(self, tasks=self.validation).drawn(Split.ALL, self.eval_tasks)
+            return self.draw_tasks(Split.TRAIN, self.train_tasks), self.draw_tasks(Split.HELD_OUT, self.eval_tasks)
+        held_out = replace(self, tasks=self.validation).draw_tasks(Split.ALL, self.eval_tasks)
         asked = {task.question for task in held_out}
-        training = tuple(task for task in self.drawn(Split.ALL, self.train_tasks) if task.question not in asked)
+        training = tuple(task for task in self.draw_tasks(Split.ALL, self.train_tasks) if task.question not in asked)
         if not training:
             remedy = "every question of `tasks` is in it; give another file, or leave it out: then `tasks` is split"
             raise ConfigError("validation", self.validation, remedy)
@@ -93,21 +101,23 @@ class TrainConfig(World):
 
 def main(argv: Sequence[str]) -> int:
     """Run the command, in all processes of its launcher, and return the exit code."""
-    hush()
+    silence_other_ranks()
     # Every rank finds the same errors in the settings. Rank 0 reports them first.
-    with led():
-        asked = parse_with_sources(TrainConfig, "train", argv, presets=asset("presets"))
+    with report_errors_on_rank_zero():
+        asked = parse_with_sources(TrainConfig, "train", argv, presets=find_asset("presets"))
         config = asked.config
-        folder = RunFolder(config.out / config.name, config.overwrite, config.resume, main=rank() == 0)
+        folder = RunFolder(config.out / config.name, config.overwrite, config.resume, main=get_rank() == 0)
         if config.overwrite:
             read = (config.model, config.tasks, config.validation)
-            refuse_inputs("run folder", folder.path, zip(("model", "tasks", "validation"), read, strict=True))
+            validate_no_inputs_inside(
+                "run folder", folder.path, zip(("model", "tasks", "validation"), read, strict=True)
+            )
         # Defaults depend on the model, and on the recorded settings of a resumed run.
         recorded = folder.path / CONFIG if config.resume else None
-        update = Update(config.trainer.lora_rank > 0, config.trainer.rows(processes()))
+        update = UpdateInfo(config.trainer.lora_rank > 0, config.trainer.count_rows_per_step(get_world_size()))
         config = apply_model_defaults(asked, recorded, update)
         resolved = config.resolve_prompt_settings(recorded)
-        if resolved.date != config.date and processes() > 1:
+        if resolved.date != config.date and get_world_size() > 1:
             remedy = "the chat template writes it, and processes that train together must agree; give a date"
             raise ConfigError("date", config.date, remedy)
         # The import takes seconds, which a mistake in the settings need not wait for.
@@ -115,15 +125,124 @@ def main(argv: Sequence[str]) -> int:
 
         run = Run(resolved, folder)
         config = run.config
-    if config.resume and folder.begun:
+    if config.resume and folder.exists:
         # Check the settings before the engine opens, and do nothing if no steps are left.
         if run.main:
             check_same_settings(folder.path, run.settings)
-        if folder.finished(config.trainer.steps):
+        if folder.is_finished(config.trainer.steps):
             run.console.print(
                 f"{folder.path} is finished: nothing is left to do; more --trainer.steps would go on with it"
             )
-            tell(run.console, after(folder.path, settings_of(folder.path), mine=True))
+            print_steps(run.console, suggest_next_steps(folder.path, read_settings(folder.path), mine=True))
             return 0
     run.execute()
     return 0
+
+
+class TrainingProgress:
+    """Display of steps, solve rate, error rate, sampled tokens per second, and time left."""
+
+    def __init__(self, console: Console, steps: int, done: int = 0) -> None:
+        """Start at `done` steps, which a resumed run has made before."""
+        self._console = console
+        self._steps = steps
+        self._done = self._before = done
+
+    def __enter__(self) -> "TrainingProgress":
+        self._started = time.monotonic()
+        self._status = self._console.status("sampling the first rollouts ...")
+        self._status.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._status.stop()
+
+    def advance(self, metrics: Mapping[str, float]) -> None:
+        """Show one finished step."""
+        self._done += 1
+        # Estimate the time left from the steps of this process alone.
+        left_s = (time.monotonic() - self._started) / (self._done - self._before) * (self._steps - self._done)
+        rate = metrics["sampled_tokens"] / max(metrics["rollout_s"], 1e-9)
+        text = (
+            f"step {self._done:>4}/{self._steps}  solved {metrics['solve_rate']:6.1%}  "
+            f"lines in error {metrics['line_error_rate']:6.1%}  {rate:7.0f} tokens/s  "
+            f"rollout {metrics['rollout_s']:5.2f} s  update {metrics['update_s']:5.2f} s  "
+            f"{left_s / 60:4.1f} min left"
+        )
+        if self._console.is_terminal:
+            self._status.update(text)
+        # A terminal shows every step in its status line, and keeps every tenth. A log file keeps all.
+        if not self._console.is_terminal or self._done % 10 == 0 or self._done == self._steps:
+            self._console.print(text)
+
+
+def build_initial_summary(world: RolloutConfig, facts: RuntimeInfo, steps: int, held_out: int) -> dict[str, Json]:
+    """Return the summary of a run before its first step. `held_out` is the number of its evaluation tasks."""
+    return {
+        "status": "running",
+        "model": world.policy.reference,
+        "model_folder": str(world.model_folder),
+        "model_fallback": world.policy.fallback,
+        "engine": facts.engine,
+        "engine_fallback": facts.engine_fallback,
+        "update_fallbacks": [],
+        "sampler_fallback": facts.sampler_fallback,
+        "sandbox": facts.sandbox,
+        "steps": steps,
+        "held_out_tasks": held_out,
+        "cores": count_cores(),
+        "processes": get_world_size(),
+    }
+
+
+def print_summary(console: Console, name: str, folder: RunFolder, summary: Mapping[str, Json]) -> None:
+    """Print the solve rates before and after training, the paths of the results, and the next commands."""
+    table = Table("held-out tasks", "before", "after", title=f"{name}: what training changed")
+    for key, label in (("solve_rate", "solved, temperature 1"), ("greedy", "solved, greedy"),
+                       ("line_error_rate", "lines in error")):  # fmt: skip
+        table.add_row(label, *(f"{_get_number(summary, f'{key}_{when}'):.1%}" for when in ("first", "last")))
+    console.print(table)
+    followed = summary["tamper_followed"]
+    if isinstance(followed, float):
+        console.print(f"answers that follow an altered console output: {followed:.1%}")
+    console.print(f"run folder {folder.path}: report.html, metrics.jsonl, summary.json, trajectories/")
+    console.print(f"trained policy {folder.checkpoints_folder / 'final'}")
+    if "best_step" in summary:
+        best = f"step {summary['best_step']}, {_get_number(summary, 'solve_rate_best'):.1%} at temperature 1"
+        console.print(f"best policy {folder.checkpoints_folder / BEST} ({best})")
+    print_steps(console, suggest_next_steps(folder.path, read_settings(folder.path), mine=True))
+
+
+def draw_curves(rows: Sequence[Mapping[str, float]], held_out: Sequence[tuple[int, float]], path: Path) -> None:
+    """Draw solve rate, line error rate and seconds per step, over steps, into a PNG.
+
+    `held_out` holds one (step, solve rate) point per evaluation.
+    """
+    # Slow to import, and only this function needs it. `Figure` without pyplot needs no display and no global state.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    # Three plots next to each other.
+    steps = [row["step"] for row in rows]
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, middle, right = figure.subplots(1, 3)
+    left.plot(steps, [row["solve_rate"] for row in rows], label="training rollouts")
+    left.plot(*zip(*held_out, strict=True), "o", label="held-out tasks")
+    left.set(title="solve rate", xlabel="step", ylim=(0, 1.02))
+    left.legend(loc="lower right", frameon=False)
+    middle.plot(steps, [row["line_error_rate"] for row in rows], color="tab:red")
+    middle.set(title="line error rate", xlabel="step", ylim=(0, None))
+    for name in ("rollout_s", "update_s", "sync_s"):
+        right.plot(steps, [row[name] for row in rows], label=name.removesuffix("_s"))
+    right.set(title="seconds a step", xlabel="step", ylim=(0, None))
+    right.legend(frameon=False)
+    for axes in (left, middle, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=110)
+
+
+def _get_number(summary: Mapping[str, Json], key: str) -> float:
+    value = summary[key]
+    assert isinstance(value, int | float)
+    return float(value)

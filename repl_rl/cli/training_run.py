@@ -7,37 +7,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 
-from repl_rl.cli.onward import again, tell
-from repl_rl.cli.outcome import opened, show
-from repl_rl.cli.processes import explained_by_others
-from repl_rl.cli.progress import Progress
-from repl_rl.cli.terminal import terminal
-from repl_rl.cli.train import TrainConfig
+from repl_rl.cli.next_steps import print_steps, suggest_resume
+from repl_rl.cli.terminal_output import explain_rank_error, make_terminal
+from repl_rl.cli.train import TrainConfig, TrainingProgress, build_initial_summary, draw_curves, print_summary
 from repl_rl.engine import ENGINES
 from repl_rl.errors import ConfigError
-from repl_rl.evaluation import Study, evaluate, evaluate_tampered
+from repl_rl.evaluation import Study, evaluate_with_tampering, run_evaluation
 from repl_rl.judges import check_judges
-from repl_rl.machine.files import Json
-from repl_rl.machine.launched import rank
-from repl_rl.machine.stopping import explained, undisturbed
-from repl_rl.record.trajectory import Trajectory
-from repl_rl.rollout import Fleet, chosen_fleet
-from repl_rl.rollout.renderer import Renderer
-from repl_rl.runs.curves import draw_curves
-from repl_rl.runs.folder import RunFolder
-from repl_rl.runs.listed import listed
+from repl_rl.ray.config import parse_workers
+from repl_rl.rollout import RolloutClient
+from repl_rl.rollout.token_renderer import Renderer
+from repl_rl.runs.list_runs import read_run_info
+from repl_rl.runs.run_folder import RunFolder
 from repl_rl.sandbox import SANDBOXES
-from repl_rl.settings.toml import dump
+from repl_rl.settings.argument_parser import dump_toml
 from repl_rl.tasks import Curriculum
-from repl_rl.trainer.evaluations import Evaluation
-from repl_rl.trainer.fleets import beside, fleet_for, fleet_status, keep_notes
-from repl_rl.trainer.gpu_memory import validate_gpu_memory
-from repl_rl.trainer.keeper import Keeper
-from repl_rl.trainer.loop import fit
-from repl_rl.trainer.pace import saving
-from repl_rl.trainer.refusal import refuse_run
-from repl_rl.trainer.source import StepRecord
-from repl_rl.trainer.states import State, taken
+from repl_rl.trainer.checkpoint_schedule import parse_checkpoint_schedule
+from repl_rl.trainer.config_checks import validate_gpu_memory, validate_run
+from repl_rl.trainer.plugins.checkpoint import CheckpointManager, TrainingState, open_run
+from repl_rl.trainer.plugins.periodic_evaluation import Evaluation
+from repl_rl.trainer.rollout_source import StepRecord
+from repl_rl.trainer.train_loop import run_training
+from repl_rl.trainer.train_setup import adapt_to_trainer, get_workers_status, open_rollout_client, write_worker_notes
+from repl_rl.trajectory.trajectory import Trajectory
+from repl_rl.utils.atomic_files import Json
+from repl_rl.utils.processes import get_rank
+from repl_rl.utils.stop_signals import defer_signals, explain_error
 
 log = logging.getLogger(__name__)
 
@@ -48,12 +43,12 @@ class Run:
     def __init__(self, config: TrainConfig, folder: RunFolder) -> None:
         self.config = config
         self.folder = folder
-        self.main = rank() == 0
+        self.main = get_rank() == 0
         """True on the rank that evaluates, prints and writes. Other ranks only play rollouts and train."""
-        self.console = terminal(quiet=not self.main)
+        self.console = make_terminal(quiet=not self.main)
         self.started = time.monotonic()
         self.spent_s: dict[str, float] = {}
-        self.state: State | None = None
+        self.state: TrainingState | None = None
         self.training, self.held_out = config.split_tasks()
         self.studies: dict[int, Study] = {}
         """Evaluations by finished steps."""
@@ -64,11 +59,11 @@ class Run:
         check_judges([*self.training, *self.held_out])
         if config.curriculum and len({task.family for task in self.training}) < 2:
             raise ConfigError("curriculum", True, "all tasks are of one family, so it has no effect; leave it out")
-        refuse_run(config, config.trainer, len(self.training))
-        validate_gpu_memory(config, config.trainer, local=chosen_fleet(config.fleet) is None)
+        validate_run(config, config.trainer, len(self.training))
+        validate_gpu_memory(config, config.trainer, local=parse_workers(config.fleet) is None)
         if self.main:
             config.try_workspaces([*self.training, *self.held_out])
-        self.settings = dump(replace(config, model=config.policy.reference, resume=False))
+        self.settings = dump_toml(replace(config, model=config.policy.reference, resume=False))
 
     def execute(self) -> None:
         """Train and evaluate. Once the run folder exists, a summary is written however the run ends.
@@ -77,7 +72,7 @@ class Run:
             ReplRLError, KeyboardInterrupt: the run stopped; the summary already records how and where.
         """
         config = self.config
-        engine, sandbox = ENGINES.chosen(config.engine), SANDBOXES.chosen(config.sandbox)
+        engine, sandbox = ENGINES.resolve(config.engine), SANDBOXES.resolve(config.sandbox)
         trainer = config.trainer
         self.console.print(
             f"{len(self.training)} tasks to train on, {len(self.held_out)} held out; {trainer.steps} steps of "
@@ -86,24 +81,27 @@ class Run:
         self.console.print(f"opening engine {engine.kind} and sandbox {sandbox.kind} ...")
         # Open the source of rollouts before the run folder is made, so that a failure leaves no empty folder.
         with (
-            fleet_for(
-                beside(config, config.trainer), {task.id: task for task in self.training}, config.fleet, rank()
+            open_rollout_client(
+                adapt_to_trainer(config, config.trainer),
+                {task.id: task for task in self.training},
+                config.fleet,
+                get_rank(),
             ) as source,
-            taken(self.folder, self.settings, config.resume, self.main) as self.state,
+            open_run(self.folder, self.settings, config.resume, self.main) as self.state,
         ):
-            renderer = config.renderer()
+            renderer = config.load_renderer()
             self.console.print(renderer.findings)
             if self.main:
-                keep_notes(source, self.folder.path)
-                self.folder.name_tokens([renderer.decode((i,)) for i in range(len(renderer.tokenizer))])
-            self.summary = opened(config, source.facts, config.trainer.steps, len(self.held_out))
-            self._take_up()
+                write_worker_notes(source, self.folder.path)
+                self.folder.write_tokens([renderer.decode((i,)) for i in range(len(renderer.tokenizer))])
+            self.summary = build_initial_summary(config, source.runtime_info, config.trainer.steps, len(self.held_out))
+            self._restore_summary()
             try:
                 self._train(source, renderer)
                 self.summary["status"] = "finished"
             except BaseException as error:
                 # A signal, or another process that ended, may be the reason behind the error.
-                reason = explained_by_others(explained(error))
+                reason = explain_rank_error(explain_error(error))
                 self.summary["status"] = "interrupted" if isinstance(reason, KeyboardInterrupt) else "failed"
                 self.summary["error"] = f"{type(reason).__name__}: {reason}"
                 if reason is not error:
@@ -112,102 +110,112 @@ class Run:
             finally:
                 # A second signal must not interrupt the summary.
                 if self.main:
-                    with undisturbed():
-                        self._conclude(source)
+                    with defer_signals():
+                        self._write_results(source)
         if self.main:
-            show(self.console, config.name, self.folder, self.summary)
+            print_summary(self.console, config.name, self.folder, self.summary)
 
-    def _conclude(self, source: Fleet) -> None:
+    def _write_results(self, source: RolloutClient) -> None:
         """Write the summary and the report of a run that ended in any way."""
-        self.summary["stopped_at_step"] = len(self.folder.rows)
-        figures = source.figures
-        self.summary["preemptions"] = asdict(figures.pressure) if figures.pressure is not None else None
+        self.summary["stopped_at_step"] = len(self.folder.metric_rows)
+        figures = source.stats
+        self.summary["preemptions"] = asdict(figures.preemptions) if figures.preemptions is not None else None
         # The engine may have been opened again since the start, with a fallback.
-        self.summary["engine_fallback"] = source.facts.engine_fallback
+        self.summary["engine_fallback"] = source.runtime_info.engine_fallback
         self.summary["faults"] = dict(figures.faults)
-        self.summary |= fleet_status(source)
-        self.summary["wall_s"] = self._spent("wall_s", self.started)
-        self.folder.summarise(self.summary)
-        self.folder.report()
+        self.summary |= get_workers_status(source)
+        self.summary["wall_s"] = self._compute_spent_s("wall_s", self.started)
+        self.folder.write_summary(self.summary)
+        self.folder.write_report()
         if self.summary["status"] == "interrupted":
-            tell(self.console, [again(listed(self.folder.path))])
+            print_steps(self.console, [suggest_resume(read_run_info(self.folder.path))])
 
-    def _train(self, source: Fleet, renderer: Renderer) -> None:
+    def _train(self, source: RolloutClient, renderer: Renderer) -> None:
+        """Evaluate, train, and evaluate again. Only rank 0 evaluates."""
         config = self.config
         # A resumed run has its first evaluation in the saved summary.
         if self.state is None and self.main:
             self._evaluate(source, "first", 0)
         begun = time.monotonic()
         # Without a schedule, no training states are saved.
-        kept = saving(config.states)
+        kept = parse_checkpoint_schedule(config.states)
         keeper = None
         if kept is not None:
-            keeper = Keeper(self.folder.states, kept, self.state, lambda: json.dumps(self._lasting(begun)))
-        with Progress(self.console, config.trainer.steps, len(self.folder.rows)) as progress:
+            keeper = CheckpointManager(
+                self.folder.states_folder, kept, self.state, lambda: json.dumps(self._build_resume_record(begun))
+            )
+        with TrainingProgress(self.console, config.trainer.steps, len(self.folder.metric_rows)) as progress:
 
             def on_step(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
-                self.folder.step(record.step, record.metrics, trajectories, record.credit)
+                self.folder.write_step(record.step, record.metrics, trajectories, record.credit)
                 progress.advance(record.metrics)
 
-            final = fit(
+            final = run_training(
                 config.model_folder,
                 renderer.tokenizer,
                 [task.id for task in self.training],
                 source,
                 config.trainer,
-                self.folder.checkpoints,
+                self.folder.checkpoints_folder,
                 on_step,
                 Curriculum(self.training, config.seed) if config.curriculum else None,
                 config.seed,
-                self._fell_back,
-                Evaluation(config.eval_every, partial(self._during, source)) if config.eval_every else None,
+                self._record_fallback,
+                Evaluation(config.eval_every, partial(self._evaluate_during_training, source))
+                if config.eval_every
+                else None,
                 keeper,
                 config.dtype,
             )
         if not self.main:
             return
-        self.summary["train_s"] = self._spent("train_s", begun)
+        self.summary["train_s"] = self._compute_spent_s("train_s", begun)
         # Evaluate the exported policy, with and without altered console output.
         source.load_weights(final, config.trainer.optimizer_steps)
         self._evaluate(source, "last", config.trainer.steps)
-        self.summary["tamper_followed"] = evaluate_tampered(source, self.held_out)
+        self.summary["tamper_followed"] = evaluate_with_tampering(source, self.held_out)
         points = sorted(self.solved.items())
-        with self.folder.writing():
-            draw_curves(self.folder.rows, points, self.folder.path / "curves.png")
+        with self.folder.catch_write_errors():
+            draw_curves(self.folder.metric_rows, points, self.folder.path / "curves.png")
 
-    def _take_up(self) -> None:
+    def _restore_summary(self) -> None:
         """Restore the summary of the run that is resumed."""
         if self.state is not None:
-            told = json.loads(self.state.said["run"])
+            told = json.loads(self.state.metadata["run"])
             self.spent_s = told["spent_s"]
             self.solved = {int(step): rate for step, rate in told["solved"].items()}
             self.summary |= {**told["summary"], "resumed_at_steps": [*told["resumed"], self.state.step]}
             self.console.print(f"going on with {self.folder.path} after step {self.state.step}")
 
-    def _lasting(self, begun: float) -> dict[str, object]:
+    def _build_resume_record(self, begun: float) -> dict[str, object]:
         """Return the parts of the summary that a resumed run needs."""
         ends = ("_first", "_best", "best_step", "_fallbacks")
         first = {key: value for key, value in self.summary.items() if key.endswith(ends)}
-        spent_s = {"wall_s": self._spent("wall_s", self.started), "train_s": self._spent("train_s", begun)}
+        spent_s = {
+            "wall_s": self._compute_spent_s("wall_s", self.started),
+            "train_s": self._compute_spent_s("train_s", begun),
+        }
         resumed = self.summary.get("resumed_at_steps", [])
         return {"summary": first, "spent_s": spent_s, "solved": self.solved, "resumed": resumed}
 
-    def _spent(self, what: str, since: float) -> float:
+    def _compute_spent_s(self, what: str, since: float) -> float:
         """Return the seconds since `since`, plus those before a resume."""
         return round(self.spent_s.get(what, 0.0) + time.monotonic() - since, 3)
 
-    def _fell_back(self, what: str) -> None:
+    def _record_fallback(self, what: str) -> None:
+        """Log a fallback of the update, and record it in the summary once."""
         log.warning(what)
         told = self.summary["update_fallbacks"]
         assert isinstance(told, list)
         if what not in told:
             told.append(what)
 
-    def _evaluate(self, source: Fleet, when: str, step: int) -> None:
+    def _evaluate(self, source: RolloutClient, when: str, step: int) -> None:
+        """Evaluate the policy of `step`, and record the metrics under names that end in `when`."""
         # The policy of the last step may have been evaluated during training.
         if step not in self.studies:
             self.console.print(f"playing {len(self.held_out)} held-out tasks, at temperature 1 and greedily ...")
-            self.studies[step] = evaluate(source, self.held_out)
+            self.studies[step] = run_evaluation(source, self.held_out)
         result = self.studies[step]
         self.solved[step] = result.solve_rate.value
         self.summary |= {
@@ -218,12 +226,12 @@ class Run:
         }
         self.console.print(f"held-out tasks, {when}: {result}")
 
-    def _during(self, source: Fleet, step: int) -> Mapping[str, float]:
+    def _evaluate_during_training(self, source: RolloutClient, step: int) -> Mapping[str, float]:
         """Evaluate after a training step, and return the metrics."""
-        self.studies[step] = result = evaluate(source, self.held_out)
+        self.studies[step] = result = run_evaluation(source, self.held_out)
         self.console.print(f"held-out tasks, after step {step}: {result}")
         self.solved[step] = result.solve_rate.value
         # The policy before training is not a candidate for the best one.
         best = max((step for step in self.solved if step), key=lambda step: self.solved[step])
         self.summary |= {"best_step": best, "solve_rate_best": self.solved[best]}
-        return result.figures
+        return result.metrics

@@ -11,48 +11,52 @@ from typing import Annotated, Literal
 
 from rich.table import Table
 
-from repl_rl.cli.defaults import follow
-from repl_rl.cli.terminal import terminal
-from repl_rl.cli.unread import refuse_unread
-from repl_rl.coldstart.demonstrations import MIXES
-from repl_rl.coldstart.doctests import STDLIB, Specimen, harvest
-from repl_rl.coldstart.played import Course, demonstrations
-from repl_rl.coldstart.verified import Recipe, Tally, verified
+from repl_rl.cli.apply_model_defaults import apply_defaults
+from repl_rl.cli.terminal_output import make_terminal
+from repl_rl.cli.unused_options import refuse_unread
 from repl_rl.errors import ConfigError
-from repl_rl.machine.folders import open_output_folder
-from repl_rl.machine.outputs import Output
-from repl_rl.machine.refused import writing
-from repl_rl.record.trajectory import Trajectory
-from repl_rl.rollout.chat_template import instant
-from repl_rl.rollout.prompt_space import PromptSpace
-from repl_rl.rollout.prompts import template
-from repl_rl.rollout.renderer import Overshoot, Renderer
-from repl_rl.runs.store import append
-from repl_rl.sandbox import SANDBOXES, Births, Limits, Sandbox, SandboxKind
+from repl_rl.rollout.chat_template import parse_date
+from repl_rl.rollout.prompts import load_template
+from repl_rl.rollout.token_renderer import Overshoot, PromptSpace, Renderer
+from repl_rl.rollout_config import QUICKSTART, RolloutConfig, resolve_date, resolve_prompt_space
+from repl_rl.runs.store import append_records
+from repl_rl.sandbox import SANDBOXES, Limits, Sandbox, SandboxConfig, SandboxOptions
 from repl_rl.sandbox.inprocess import InProcess
-from repl_rl.settings.arguments import Parsed, parse_with_sources
-from repl_rl.settings.bounds import AtLeast, check_fields
-from repl_rl.settings.pretrained import CONTEXT, PROMPT
-from repl_rl.settings.scalars import Scalar
-from repl_rl.settings.seams import Seam
-from repl_rl.settings.toml import dump
-from repl_rl.tasks import families_of
-from repl_rl.world import QUICKSTART, World, date_of, prompt_space_of
+from repl_rl.settings.argument_parser import ParsedSettings, dump_toml, parse_with_sources
+from repl_rl.settings.component_registry import Registry
+from repl_rl.settings.model_defaults import CONTEXT, PROMPT
+from repl_rl.settings.toml_values import Scalar
+from repl_rl.settings.value_bounds import AtLeast, check_fields
+from repl_rl.sft.demonstrations import MIXES, DemonstrationSpec, generate_demonstrations
+from repl_rl.sft.demonstrations_from_doctests import (
+    STDLIB,
+    DemonstrationCounts,
+    DocstringTest,
+    DoctestRecipe,
+    generate_verified_doctests,
+    iterate_doctests,
+)
+from repl_rl.tasks import get_families
+from repl_rl.trajectory.trajectory import Trajectory
+from repl_rl.utils.atomic_files import OutputFolder, open_output_folder
+from repl_rl.utils.describe_os_errors import catch_os_errors
 
-_TOLD_EVERY = 250
-_OF_TASKS = ("mix", "protocol", "count", "seed")
+_PROGRESS_EVERY = 250
+"""Number of kept doctests between two lines of progress."""
+_TASK_SETTINGS = ("mix", "protocol", "count", "seed")
 """Settings that only demonstrations of built-in tasks read."""
-_OF_DOCTESTS = ("max_lines", "preload")
+_DOCTEST_SETTINGS = ("max_lines", "preload")
 """Settings that only doctests read."""
-_SETTINGS, _COUNTS = "config.toml", "transcripts.json"
-TRANSCRIPTS = Output(
+_CONFIG_FILE, _COUNTS_FILE = "config.toml", "transcripts.json"
+TRANSCRIPTS = OutputFolder(
     "transcripts",
     "output folder",
-    ("trajectories", _COUNTS, _SETTINGS),
-    lambda folder: all((folder / name).exists() for name in ("trajectories", _COUNTS, _SETTINGS)),
+    ("trajectories", _COUNTS_FILE, _CONFIG_FILE),
+    lambda folder: all((folder / name).exists() for name in ("trajectories", _COUNTS_FILE, _CONFIG_FILE)),
 )
 """Output type of a transcripts folder: its file names, and the test that recognizes one of version 0.2."""
-PLACES: Seam[SandboxKind] = Seam("sandbox", {**SANDBOXES.kinds, InProcess.kind: InProcess})
+PLACES: Registry[SandboxConfig] = Registry("sandbox", {**SANDBOXES.entries, InProcess.kind: InProcess})
+"""Sandboxes of this command: all others, and consoles in this process."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +100,8 @@ class TranscriptsConfig:
     """Longest trajectory, prompt included, tokens, >= 64. A longer doctest is cut between two statements, and a longer
     demonstration of a built-in task is dropped."""
     max_lines: Annotated[int, AtLeast(1)] = 32
-    """Most lines of one doctest's trajectory, >= 1."""
-    sandbox: Annotated[SandboxKind | str, PLACES] = "local"
+    """Maximum number of lines of one doctest's trajectory, >= 1."""
+    sandbox: Annotated[SandboxConfig | str, PLACES] = "local"
     """Sandbox that executes them. inprocess is only for built-in tasks, whose lines are our own."""
     concurrency: Annotated[int, AtLeast(1)] = 8
     """Concurrent consoles, >= 1."""
@@ -109,55 +113,55 @@ class TranscriptsConfig:
         if not self.from_doctests and not self.from_tasks:
             remedy = f"name packages, such as --from-doctests sympy {STDLIB}, or --from-tasks {QUICKSTART}"
             raise ConfigError("from_doctests", (), remedy)
-        if self.from_doctests and isinstance(PLACES.chosen(self.sandbox), InProcess):
+        if self.from_doctests and isinstance(PLACES.resolve(self.sandbox), InProcess):
             raise ConfigError("sandbox", InProcess.kind, "a doctest is foreign code; use local, or docker")
         for source in self.from_tasks:
-            families_of(source)
+            get_families(source)
         check_fields(self)
         if self.date:
-            instant(self.date)
-        object.__setattr__(self, "prompt", template(self.prompt))
+            parse_date(self.date)
+        object.__setattr__(self, "prompt", load_template(self.prompt))
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command and return the exit code."""
     asked = parse_with_sources(TranscriptsConfig, "transcripts", argv)
     refuse_without_effect(asked)
-    world = World(model=asked.config.model)
+    world = RolloutConfig(model=asked.config.model)
     folder = world.model_folder
-    config = follow(asked, world)
+    config = apply_defaults(asked, world)
     # Resolve what depends on the model or the clock, so that the recorded settings reproduce the transcripts.
-    date = date_of(config.date, folder, None)
-    space = prompt_space_of(config.prompt_space, folder, None)
+    date = resolve_date(config.date, folder, None)
+    space = resolve_prompt_space(config.prompt_space, folder, None)
     config = replace(config, date=date, prompt_space=space)
-    now = instant(config.date) if config.date else None
+    now = parse_date(config.date) if config.date else None
     renderer = Renderer.from_folder(
         folder, config.overshoot, config.chat, bos=config.bos, prompt_space=config.prompt_space, now=now
     )
-    recipe = Recipe(renderer, config.prompt, config.max_tokens, config.max_lines, config.concurrency)
+    recipe = DoctestRecipe(renderer, config.prompt, config.max_tokens, config.max_lines, config.concurrency)
     # Write a prompt now, so that a template that does not fit is found before anything runs.
-    renderer.prompt("", config.prompt)
-    if config.chat and not renderer.chat.applied:
+    renderer.build_prompt("", config.prompt)
+    if config.chat and not renderer.chat_template.was_applied:
         raise ConfigError("chat", dict(config.chat), f"no chat template is in --prompt {config.prompt}; leave it out")
     # transformers warns of texts beyond the policy's context. Such texts are cut or dropped here.
     logging.getLogger("transformers.tokenization_utils_base").setLevel(logging.ERROR)
-    harvests = {package: list(harvest(package)) for package in config.from_doctests}
-    tallies: dict[str, Tally] = {}
+    harvests = {package: list(iterate_doctests(package)) for package in config.from_doctests}
+    tallies: dict[str, DemonstrationCounts] = {}
     with open_output_folder(config.out, TRANSCRIPTS, config.overwrite) as made:
         for package, specimens in harvests.items():
             print(f"{package}: {len(specimens)} doctests to execute ...", flush=True)
-            asyncio.run(_package(config, recipe, package, specimens, tallies, made))
+            asyncio.run(_execute_package(config, recipe, package, specimens, tallies, made))
         if config.from_tasks:
             print(f"{' '.join(config.from_tasks)}: {config.count} demonstrations to execute ...", flush=True)
-            asyncio.run(_demonstrations(config, renderer, tallies, made))
-        with writing("output folder", config.out, then=", then give the command again"):
-            (made / _SETTINGS).write_text(dump(config), encoding="utf-8")
-            _keep_counts(made / _COUNTS, tallies)
-    terminal().print(_table(tallies))
+            asyncio.run(_execute_demonstrations(config, renderer, tallies, made))
+        with catch_os_errors("output folder", config.out, then=", then give the command again"):
+            (made / _CONFIG_FILE).write_text(dump_toml(config), encoding="utf-8")
+            _write_counts(made / _COUNTS_FILE, tallies)
+    make_terminal().print(_build_table(tallies))
     return 0
 
 
-def refuse_without_effect(asked: Parsed[TranscriptsConfig]) -> None:
+def refuse_without_effect(asked: ParsedSettings[TranscriptsConfig]) -> None:
     """Reject options that are given but have no effect.
 
     Raises:
@@ -165,78 +169,84 @@ def refuse_without_effect(asked: Parsed[TranscriptsConfig]) -> None:
     """
     usual = TranscriptsConfig(from_tasks=(QUICKSTART,))
     if not asked.config.from_tasks:
-        refuse_unread(asked, usual, _OF_TASKS, "it has no effect without --from-tasks; leave it out")
+        refuse_unread(asked, usual, _TASK_SETTINGS, "it has no effect without --from-tasks; leave it out")
     if not asked.config.from_doctests:
-        refuse_unread(asked, usual, _OF_DOCTESTS, "it has no effect without --from-doctests; leave it out")
+        refuse_unread(asked, usual, _DOCTEST_SETTINGS, "it has no effect without --from-doctests; leave it out")
 
 
-async def _package(
+async def _execute_package(
     config: TranscriptsConfig,
-    recipe: Recipe,
+    recipe: DoctestRecipe,
     package: str,
-    specimens: Sequence[Specimen],
-    tallies: dict[str, Tally],
+    specimens: Sequence[DocstringTest],
+    tallies: dict[str, DemonstrationCounts],
     out: Path,
 ) -> None:
     # The top-level package is imported once before its consoles start. The standard library is no single package.
     imported = (package.replace("-", "_").partition(".")[0],) if config.preload and package != STDLIB else ()
-    tally = Tally()
-    async with _sandbox(config, imported) as sandbox:
-        made = await _collect(verified(specimens, sandbox, recipe, tally), tally, _TOLD_EVERY)
-    _write(config, out, len(tallies), made)
+    tally = DemonstrationCounts()
+    async with _open_chosen_sandbox(config, imported) as sandbox:
+        made = await _collect(generate_verified_doctests(specimens, sandbox, recipe, tally), tally, _PROGRESS_EVERY)
+    _write_trajectories(config, out, len(tallies), made)
     tallies[package] = tally
 
 
-async def _demonstrations(config: TranscriptsConfig, renderer: Renderer, tallies: dict[str, Tally], out: Path) -> None:
-    families = tuple(family for source in config.from_tasks for family in families_of(source))
-    course = Course(families, MIXES[config.mix], config.count, config.seed, config.protocol, config.prompt)
-    tally = Tally()
-    async with _sandbox(config) as sandbox:
-        demonstrated = demonstrations(course, sandbox, renderer, tally, config.concurrency)
+async def _execute_demonstrations(
+    config: TranscriptsConfig, renderer: Renderer, tallies: dict[str, DemonstrationCounts], out: Path
+) -> None:
+    families = tuple(family for source in config.from_tasks for family in get_families(source))
+    course = DemonstrationSpec(families, MIXES[config.mix], config.count, config.seed, config.protocol, config.prompt)
+    tally = DemonstrationCounts()
+    async with _open_chosen_sandbox(config) as sandbox:
+        demonstrated = generate_demonstrations(course, sandbox, renderer, tally, config.concurrency)
         made = await _collect(demonstrated, tally, config.count // 10 or 1)
     # A demonstration of a task cannot be cut, so one that is too long is dropped.
     fitting = [t for t in made if len(t.prompt.token_ids) + len(t.completion_ids) <= config.max_tokens]
-    tally.whole = len(fitting)
+    tally.complete = len(fitting)
     if len(fitting) < len(made):
-        tally.dropped["is too long"] = len(made) - len(fitting)
-    _write(config, out, len(tallies), fitting)
+        tally.rejected["is too long"] = len(made) - len(fitting)
+    _write_trajectories(config, out, len(tallies), fitting)
     tallies[" ".join(config.from_tasks)] = tally
 
 
-async def _collect(made: AsyncIterator[Trajectory], tally: Tally, told_every: int) -> Sequence[Trajectory]:
+async def _collect(
+    made: AsyncIterator[Trajectory], tally: DemonstrationCounts, told_every: int
+) -> Sequence[Trajectory]:
     """Collect the trajectories of a source, and print the progress."""
     kept: list[Trajectory] = []
     async for trajectory in made:
         kept.append(trajectory)
         if len(kept) % told_every == 0:
-            print(f"  {len(kept)} kept, {tally.dropped.total()} dropped", flush=True)
+            print(f"  {len(kept)} kept, {tally.rejected.total()} dropped", flush=True)
     return kept
 
 
-def _sandbox(config: TranscriptsConfig, preload: Sequence[str] = ()) -> AbstractAsyncContextManager[Sandbox]:
-    return PLACES.chosen(config.sandbox).open(Births(config.limits, preload, config.concurrency))
+def _open_chosen_sandbox(
+    config: TranscriptsConfig, preload: Sequence[str] = ()
+) -> AbstractAsyncContextManager[Sandbox]:
+    return PLACES.resolve(config.sandbox).open(SandboxOptions(config.limits, preload, config.concurrency))
 
 
-def _write(config: TranscriptsConfig, out: Path, number: int, made: Sequence[Trajectory]) -> None:
-    with writing("output folder", config.out, then=", then give the command again"):
+def _write_trajectories(config: TranscriptsConfig, out: Path, number: int, made: Sequence[Trajectory]) -> None:
+    with catch_os_errors("output folder", config.out, then=", then give the command again"):
         (out / "trajectories").mkdir(exist_ok=True)
-        append(out / "trajectories" / f"{number:06d}.jsonl.gz", made)
+        append_records(out / "trajectories" / f"{number:06d}.jsonl.gz", made)
 
 
-def _keep_counts(path: Path, tallies: dict[str, Tally]) -> None:
-    total = sum(tally.kept for tally in tallies.values())
-    record = {"kept": total, "packages": {name: tally.as_record() for name, tally in tallies.items()}}
+def _write_counts(path: Path, tallies: dict[str, DemonstrationCounts]) -> None:
+    total = sum(tally.accepted_count for tally in tallies.values())
+    record = {"kept": total, "packages": {name: tally.to_json() for name, tally in tallies.items()}}
     path.write_text(json.dumps(record, indent=2) + "\n")
 
 
-def _table(tallies: dict[str, Tally]) -> Table:
+def _build_table(tallies: dict[str, DemonstrationCounts]) -> Table:
     table = Table("source", "what became of it", "trajectories", title="executed and checked")
     for package, tally in tallies.items():
-        table.add_row(package, "kept whole", str(tally.whole))
-        for reason, count in tally.cut.most_common():
+        table.add_row(package, "kept whole", str(tally.complete))
+        for reason, count in tally.truncated.most_common():
             table.add_row("", f"kept up to where it {reason}", str(count))
-        for reason, count in tally.dropped.most_common():
+        for reason, count in tally.rejected.most_common():
             table.add_row("", f"dropped: {reason}", str(count))
     table.add_section()
-    table.add_row("all", "kept", str(sum(tally.kept for tally in tallies.values())))
+    table.add_row("all", "kept", str(sum(tally.accepted_count for tally in tallies.values())))
     return table

@@ -13,7 +13,7 @@ from tyro.conf import Positional
 
 from repl_rl.errors import ConfigError
 from repl_rl.runs.report import ReportServer, write_report
-from repl_rl.settings.arguments import parse
+from repl_rl.settings.argument_parser import parse
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the command and return the exit code."""
     config = parse(ViewConfig, "view", argv)
     if config.serve:
-        _serve(config)
+        _serve_report(config)
         return 0
     address = write_report(config.run).resolve().as_uri()
     print(address, flush=True)
@@ -49,12 +49,12 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _serve(config: ViewConfig) -> None:
+def _serve_report(config: ViewConfig) -> None:
     try:
         server = ReportServer(config.run, config.port)
     except OSError as error:
         raise ConfigError("port", config.port, f"it cannot be had: {error.strerror}") from error
-    with server, _doorway(server.address) as doorway:
+    with server, _open_redirect_page(server.address) as doorway:
         # `webbrowser.open` waits for a text browser, so the server answers in another thread.
         serving = threading.Thread(target=server.serve_forever, daemon=True)
         serving.start()
@@ -68,7 +68,7 @@ def _serve(config: ViewConfig) -> None:
 
 
 @contextmanager
-def _doorway(address: str) -> Iterator[Path]:
+def _open_redirect_page(address: str) -> Iterator[Path]:
     """Yield a page, readable only by this user, that redirects to `address`.
 
     Every user of the machine can read the browser's command line, and the address has the token.

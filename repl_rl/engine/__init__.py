@@ -4,42 +4,42 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from repl_rl.engine.base import Chunk, ChunkEnd, Engine, EngineSession, Sampling, Watch
-from repl_rl.engine.kinds import Drive, Scripted, Transformers, Vllm
-from repl_rl.engine.options import Dtype, EngineKind, KvOnSync, Opening
-from repl_rl.engine.scripted import Policy, ScriptedEngine
+from repl_rl.engine.config import Dtype, EngineConfig, EngineOptions, KvOnSync
+from repl_rl.engine.registry import RequestMode, ScriptedEngineConfig, Transformers, Vllm
+from repl_rl.engine.scripted_engine import ScriptedEngine, ScriptedPolicy
 from repl_rl.errors import ConfigError
-from repl_rl.settings.seams import Seam
+from repl_rl.settings.component_registry import Registry
 
 __all__ = [
     "ENGINES",
     "Chunk",
     "ChunkEnd",
-    "Drive",
     "Dtype",
     "Engine",
-    "EngineKind",
+    "EngineConfig",
+    "EngineOptions",
     "EngineSession",
     "KvOnSync",
-    "Opening",
-    "Policy",
+    "RequestMode",
     "Sampling",
-    "Scripted",
     "ScriptedEngine",
+    "ScriptedEngineConfig",
+    "ScriptedPolicy",
     "Transformers",
     "Vllm",
     "Watch",
     "open_engine",
 ]
 
-ENGINES: Seam[EngineKind] = Seam("engine", {kind.kind: kind for kind in (Vllm, Transformers)})
+ENGINES: Registry[EngineConfig] = Registry("engine", {kind.kind: kind for kind in (Vllm, Transformers)})
 """Registry of the engines that a setting can choose by name."""
 
 
 def open_engine(
-    kind: EngineKind | str,
+    kind: EngineConfig | str,
     *,
     model: str | Path,
-    policy: Policy | None = None,
+    policy: ScriptedPolicy | None = None,
     context_tokens: int | None = None,
     dtype: Dtype = "auto",
     max_sessions: int = 256,
@@ -64,19 +64,21 @@ def open_engine(
         forbidden_ids: ids that are never sampled; give `Renderer.forbidden_ids`. `Rollouts` rejects an engine whose ids
             differ from those of its renderer.
         growth_tokens: maximum number of ids that a session gains after its prompt (>= 1), see
-            `RolloutLimits.most_tokens`. It bounds the first estimate of the number of sessions that fit into the cache.
-            None means unknown.
+            `RolloutLimits.max_growth_tokens`. It bounds the first estimate of the number of sessions that fit into the
+            cache. None means unknown.
         kv_on_sync: treatment of keys, values and states of open sessions when weights change.
 
     Raises:
-        ConfigError: `kind` is unknown, `policy` does not fit it, or the reasons of `EngineKind.open`.
+        ConfigError: `kind` is unknown, `policy` does not fit it, or the reasons of `EngineConfig.open`.
     """
-    opening = Opening(Path(model), context_tokens, dtype, max_sessions, seed, forbidden_ids, growth_tokens, kv_on_sync)
-    if (policy is not None) != (kind == Scripted.kind):
+    opening = EngineOptions(
+        Path(model), context_tokens, dtype, max_sessions, seed, forbidden_ids, growth_tokens, kv_on_sync
+    )
+    if (policy is not None) != (kind == ScriptedEngineConfig.kind):
         raise ConfigError("policy of engine", kind, "give a policy with the engine 'scripted', and with no other")
     # The scripted engine needs no model, and no run can choose it, so the registry does not have it.
     if policy is not None:
-        return Scripted(policy).open(opening)
-    if isinstance(kind, Scripted):
+        return ScriptedEngineConfig(policy).open(opening)
+    if isinstance(kind, ScriptedEngineConfig):
         return kind.open(opening)
-    return ENGINES.chosen(kind).open(opening)
+    return ENGINES.resolve(kind).open(opening)

@@ -1,17 +1,22 @@
-"""Interfaces of inference engines: an engine session takes observed ids and samples new ones.
+"""Interfaces of inference engines, and limits that all engines share.
 
-Engines handle token ids only. They know neither text, nor lines, nor consoles.
+An engine session takes observed ids and samples new ones. Engines handle token ids only. They know neither text, nor
+lines, nor consoles.
+
+Every engine uses the functions and the lock below the interfaces: size and end of a chunk, a copy of the prompt, and
+`ReadWriteLock` between sampling and weight loads.
 """
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from repl_rl.deprecations import keeps_old_names
 from repl_rl.errors import ConfigError, EngineError
 
 Watch = Callable[[int], bool]
@@ -49,6 +54,7 @@ class Chunk:
                 f"the engine returned {len(self.token_ids)} ids with {len(self.logprobs)} log probabilities; "
                 "a chunk has at least one id and one log probability for each"
             )
+        # Lists would make a frozen chunk mutable.
         for name in ("token_ids", "logprobs"):
             if not isinstance(getattr(self, name), tuple):
                 raise EngineError(f"Chunk.{name} is {getattr(self, name)!r}; give a tuple")
@@ -93,7 +99,7 @@ class EngineSession(Protocol):
         The stopping id is part of the chunk. Ids past it never appear, here or in `ids`.
 
         Raises:
-            EngineDied: the engine's process is gone. A `Lasting` engine replaces it.
+            EngineDied: the engine's process is gone. A `HasRestarts` engine replaces it.
             EngineError: the context is full, or the engine refused the request.
         """
 
@@ -109,15 +115,16 @@ class EngineSession(Protocol):
 
 
 @runtime_checkable
-class Resting(Protocol):
+class SupportsSleep(Protocol):
     """Engine that can release its memory to the trainer between rollouts."""
 
-    async def rest(self) -> None:
+    async def sleep(self) -> None:
         """Release the memory until a session is opened or weights are loaded. Does nothing while a session is open."""
 
 
+@keeps_old_names
 @dataclass(frozen=True, slots=True)
-class Pressure:
+class PreemptionStats:
     """Preemption counts: the cost of a KV cache that is too small for all open sessions."""
 
     preempted: int = 0
@@ -125,26 +132,26 @@ class Pressure:
     recomputed: int = 0
     """Number of ids whose keys and values were lost this way. They are computed again when the session continues."""
 
-    def since(self, before: "Pressure") -> "Pressure":
+    def subtract(self, before: "PreemptionStats") -> "PreemptionStats":
         """Return the counts after `before`, an earlier value."""
-        return Pressure(self.preempted - before.preempted, self.recomputed - before.recomputed)
+        return PreemptionStats(self.preempted - before.preempted, self.recomputed - before.recomputed)
 
-    def after(self, before: "Pressure") -> "Pressure":
+    def add(self, before: "PreemptionStats") -> "PreemptionStats":
         """Return the sum of both counts."""
-        return Pressure(self.preempted + before.preempted, self.recomputed + before.recomputed)
+        return PreemptionStats(self.preempted + before.preempted, self.recomputed + before.recomputed)
 
 
 @runtime_checkable
-class Seated(Protocol):
+class HasPreemptionStats(Protocol):
     """Engine whose sessions share a KV cache that can be too small for them."""
 
     @property
-    def pressure(self) -> Pressure | None:
+    def preemptions(self) -> PreemptionStats | None:
         """Preemption counts since the engine was opened. None means that it has no such cache."""
 
 
 @runtime_checkable
-class Lasting(Protocol):
+class HasRestarts(Protocol):
     """Engine that restarts after its process dies.
 
     Sessions that are open at that time raise `EngineDied`, at the latest when they are closed. Later sessions use the
@@ -152,7 +159,7 @@ class Lasting(Protocol):
     """
 
     @property
-    def deaths(self) -> int:
+    def crash_count(self) -> int:
         """Number of times that the engine died."""
 
 
@@ -181,5 +188,88 @@ class Engine(Protocol):
         finish first. Later calls wait, then sample from the new weights. They compute keys and values again from all
         ids, unless the engine was opened to keep them.
 
-        The folder must stay unchanged until the next call, since a `Lasting` engine may need it again.
+        The folder must stay unchanged until the next call, since a `HasRestarts` engine may need it again.
         """
+
+
+def compute_chunk_budget(held: int, observed: Sequence[int], max_tokens: int, context_tokens: int) -> int:
+    """Return the number of ids that the next chunk may sample, 1 to `max_tokens`.
+
+    It is smaller than `max_tokens` if the context ends before. `held` is the number of ids in the session, without
+    `observed`.
+
+    Raises:
+        EngineError: `max_tokens` is below 1 (such a request kills vLLM's process), or the context is full.
+    """
+    if max_tokens < 1:
+        raise EngineError(f"max_tokens is {max_tokens}; a chunk samples at least 1 id")
+    # The observed ids enter the context before any sampled one.
+    left = context_tokens - held - len(observed)
+    if left < 1:
+        raise EngineError(
+            f"the context is full: {held} ids and {len(observed)} observed ones leave no room in {context_tokens}; "
+            "end the rollout, cut observations, or raise context_tokens"
+        )
+    return min(max_tokens, left)
+
+
+def find_chunk_end(
+    token_id: int, sampled: int, most: int, stop_ids: frozenset[int], watch: Watch | None
+) -> ChunkEnd | None:
+    """Return the reason why a chunk ends with `token_id`, or None if the chunk continues.
+
+    `sampled` counts the ids of the chunk, including `token_id`, and `most` is its limit. The watch sees every id,
+    including the last one. A stop id takes precedence over the watch, and both over the length.
+    """
+    # Call the watch before the stop check, so that it sees a stop id as well.
+    watched = watch is not None and watch(token_id)
+    if token_id in stop_ids:
+        return ChunkEnd.STOP_ID
+    if watched:
+        return ChunkEnd.WATCH
+    return ChunkEnd.LENGTH if sampled >= most else None
+
+
+def copy_prompt_ids(prompt_ids: Sequence[int]) -> list[int]:
+    """Return `prompt_ids` as a list that belongs to the session.
+
+    Raises:
+        EngineError: `prompt_ids` is empty.
+    """
+    if not prompt_ids:
+        raise EngineError("the prompt has 0 ids; a session starts from at least 1")
+    return list(prompt_ids)
+
+
+class ReadWriteLock:
+    """Lock between changes of weights and calls of `sample`: calls run together, a change runs alone.
+
+    A waiting change lets running calls finish and blocks new ones.
+    """
+
+    def __init__(self) -> None:
+        self._door = asyncio.Lock()
+        self._inside = 0
+        self._empty = asyncio.Event()
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[None]:
+        """Hold the lock for one call of `sample`, together with other calls."""
+        # The door is released before the call runs. A change holds it, so new calls wait here.
+        async with self._door:
+            self._inside += 1
+        try:
+            yield
+        finally:
+            self._inside -= 1
+            self._empty.set()
+
+    @asynccontextmanager
+    async def write(self) -> AsyncIterator[None]:
+        """Hold the lock alone, after running calls have finished."""
+        # Keep the door for the whole change: no call enters while running ones finish, or during the change.
+        async with self._door:
+            while self._inside:
+                self._empty.clear()
+                await self._empty.wait()
+            yield

@@ -1,31 +1,53 @@
 """Held-out evaluation: solve rates with intervals, comparison of two runs, and a test of reading console output."""
 
-from repl_rl.evaluation.comparison import Comparison, check_same_tasks, compare
-from repl_rl.evaluation.intervals import Interval, bootstrap, mean_within, pass_at_k, sign_test, wilson
-from repl_rl.evaluation.resumable import EvaluationFolder, play_all
-from repl_rl.evaluation.study import Study, TaskResult, evaluate, is_study, read_study, write_study
-from repl_rl.evaluation.tampering import TamperedSandbox, evaluate_tampered, tamper, tamper_followed
+from repl_rl.evaluation.confidence_intervals import (
+    Interval,
+    compute_bootstrap_interval,
+    compute_bounded_mean_interval,
+    compute_sign_test,
+    pass_at_k,
+    wilson,
+)
+from repl_rl.evaluation.evaluate import (
+    Comparison,
+    EvaluationFolder,
+    Study,
+    TaskResult,
+    compare,
+    is_study,
+    play_all,
+    read_study,
+    run_evaluation,
+    validate_same_tasks,
+    write_study,
+)
+from repl_rl.evaluation.observation_ablation import (
+    TamperingSandbox,
+    alter_text,
+    compute_tampering_follow_rate,
+    evaluate_with_tampering,
+)
 
 __all__ = [
     "Comparison",
     "EvaluationFolder",
     "Interval",
     "Study",
-    "TamperedSandbox",
+    "TamperingSandbox",
     "TaskResult",
-    "bootstrap",
-    "check_same_tasks",
+    "alter_text",
     "compare",
-    "evaluate",
-    "evaluate_tampered",
+    "compute_bootstrap_interval",
+    "compute_bounded_mean_interval",
+    "compute_sign_test",
+    "compute_tampering_follow_rate",
+    "evaluate_with_tampering",
     "is_study",
-    "mean_within",
     "pass_at_k",
     "play_all",
     "read_study",
-    "sign_test",
-    "tamper",
-    "tamper_followed",
+    "run_evaluation",
+    "validate_same_tasks",
     "wilson",
     "write_study",
 ]

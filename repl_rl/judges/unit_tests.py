@@ -21,50 +21,50 @@ from enum import StrEnum
 from itertools import dropwhile
 
 from repl_rl.errors import ConfigError, SandboxFault
-from repl_rl.machine.threads import InThread
-from repl_rl.record.console import typed_lines
-from repl_rl.record.trajectory import LineStatus, Trajectory
 from repl_rl.sandbox import open_sandbox
-from repl_rl.sandbox.base import PushResult, Sandbox, SandboxSession, console_of
+from repl_rl.sandbox.base import LineResult, Sandbox, SandboxSession, open_console
 from repl_rl.tasks import Task
-from repl_rl.tasks.assertions import Assertion, assertion_of, isclose_names
-from repl_rl.tasks.idle_tests import can_fail, mistake_in
-from repl_rl.tasks.texts import NotPython, parse_python
+from repl_rl.tasks.find_trivial_tests import can_fail, mistake_in
+from repl_rl.tasks.parse_assertions import SplitAssertion, isclose_names, split_assertion
+from repl_rl.tasks.validate_text import NotPython, parse_python
+from repl_rl.trajectory.console_text import split_into_typed_lines
+from repl_rl.trajectory.trajectory import LineStatus, Trajectory
+from repl_rl.utils.timeouts import DaemonThread
 
 _ATTEMPTS = 2
+"""Number of consoles to try before a failure of ours is reported."""
 _DECORATED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _SHOWN_CHARS = 80
 _TRACEBACK = "Traceback (most recent call last):\n"
 _RAISED = (LineStatus.EXCEPTION, LineStatus.SYNTAX_ERROR)
-_DEFINED = re.compile(r"<(?:function|class) [^\n]*>\Z")
+_DEFINITION = re.compile(r"<(?:function|class) [^\n]*>\Z")
 """Text that `str()` returns for a function or a class; it is not Python."""
-_UNHEARD = "submit_final_answer = lambda *given: None"
+_IGNORE_ANSWERS = "submit_final_answer = lambda *given: None"
 """Replacement that keeps lines that are typed again from ending the console that tests them."""
-
-
 _NO_MAIN = "__import__('sys').modules['submission'] = __import__('sys').modules[__name__]; __name__ = 'submission'"
 """Makes `if __name__ == '__main__':` false, as in a suite that imports the program. Its classes can be pickled."""
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class ProgramTest:
     """Lines to type, and their exact output or an assertion about it."""
 
     lines: tuple[str, ...]
-    expected: str | Assertion
+    expected: str | SplitAssertion
     flags: int = 0
     """Options of the module `doctest`."""
     raises: bool = False
     """True if the last line must raise an exception. Then `expected` is the exception's text."""
 
-    def passes(self, printed: str) -> bool:
+    def check_output(self, printed: str) -> bool:
         """Return True if the console printed what the test expects."""
-        if isinstance(self.expected, Assertion):
-            return self.expected.passes(printed)
+        if isinstance(self.expected, SplitAssertion):
+            return self.expected.check_output(printed)
         if not self.raises:
             return _agrees(self.expected, printed, self.flags)
         raised = _read_exception(printed)
-        if self.flags & doctest.IGNORE_EXCEPTION_DETAIL and _kind(raised) == _kind(self.expected):
+        # This option compares the class alone.
+        if self.flags & doctest.IGNORE_EXCEPTION_DETAIL and _get_class_name(raised) == _get_class_name(self.expected):
             return True
         return _agrees(self.expected, raised, self.flags)
 
@@ -83,12 +83,12 @@ def _read_exception(printed: str) -> str:
     return "".join(dropwhile(lambda line: line.startswith(" "), lines))
 
 
-def _kind(raised: str) -> str:
+def _get_class_name(raised: str) -> str:
     """Return the class name in the text of an exception, without its module."""
     return raised.partition("\n")[0].partition(":")[0].rpartition(".")[2]
 
 
-def checks(task: Task) -> tuple[Check, ...]:
+def parse_tests(task: Task) -> tuple[ProgramTest, ...]:
     """Return the tests in a task's reference answer, at least one.
 
     Raises:
@@ -97,17 +97,18 @@ def checks(task: Task) -> tuple[Check, ...]:
     answer = task.answer.replace("\r\n", "\n").replace("\r", "\n")
     try:
         examples = doctest.DocTestParser().get_examples(answer)
-        found = _make_checks(task, examples) if examples else _plain_checks(task, answer)
+        found = _make_doctests(task, examples) if examples else _make_plain_tests(task, answer)
     except ValueError as error:
-        raise ConfigError(task.reference, task.answer[:_SHOWN_CHARS], f"give tests: {error}") from error
+        raise ConfigError(task.answer_label, task.answer[:_SHOWN_CHARS], f"give tests: {error}") from error
     if not found:
-        raise ConfigError(task.reference, task.answer[:_SHOWN_CHARS], "give tests: '>>> f(2)' and what it prints")
+        raise ConfigError(task.answer_label, task.answer[:_SHOWN_CHARS], "give tests: '>>> f(2)' and what it prints")
     return found
 
 
-def _make_checks(task: Task, examples: Sequence[doctest.Example]) -> tuple[Check, ...]:
+def _make_doctests(task: Task, examples: Sequence[doctest.Example]) -> tuple[ProgramTest, ...]:
+    """Return the tests in doctest form, or none if no test can fail."""
     kept = [example for example in examples if not example.options.get(doctest.SKIP)]
-    parsed = [list(_statements(example.source)) for example in kept]
+    parsed = [list(_parse_statements(example.source)) for example in kept]
     # A test that expects output can fail.
     silent = [(e, body) for e, body in zip(kept, parsed, strict=True) if not e.want]
     for example, body in silent:
@@ -115,31 +116,32 @@ def _make_checks(task: Task, examples: Sequence[doctest.Example]) -> tuple[Check
     if len(silent) == len(kept) and not any(can_fail(body) for _, body in silent):
         return ()
     isclose = isclose_names([node for body in parsed for statement in body for node in ast.walk(statement)])
-    return tuple(_make_check(example, isclose) for example in kept)
+    return tuple(_make_doctest(example, isclose) for example in kept)
 
 
-def _make_check(example: doctest.Example, isclose: Set[str]) -> Check:
+def _make_doctest(example: doctest.Example, isclose: Set[str]) -> ProgramTest:
     if example.exc_msg is None and not example.want:
-        return _check(example.source, isclose)
+        return _make_silent_test(example.source, isclose)
     flags = 0
     for option, on in example.options.items():
         flags |= option if on else 0
-    lines = typed_lines(_close_block(example.source))
+    lines = split_into_typed_lines(_close_block(example.source))
     if example.exc_msg is None:
-        return Check(lines, example.want, flags)
-    return Check(lines, example.exc_msg, flags, raises=True)
+        return ProgramTest(lines, example.want, flags)
+    return ProgramTest(lines, example.exc_msg, flags, raises=True)
 
 
-def _plain_checks(task: Task, answer: str) -> tuple[Check, ...]:
+def _make_plain_tests(task: Task, answer: str) -> tuple[ProgramTest, ...]:
+    """Return one test per statement of tests that are plain Python, or none if no statement can fail."""
     module = parse_python(answer)
     # A text alone is a comment, which a console would print.
     body = [statement for statement in module.body if not _is_text(statement)]
     for statement in body:
-        _refuse_mistakes(task, _source(answer, statement), [statement])
+        _refuse_mistakes(task, _get_source(answer, statement), [statement])
     if not can_fail(body):
         return ()
     isclose = isclose_names(list(ast.walk(module)))
-    return tuple(_check(_source(answer, statement), isclose) for statement in body)
+    return tuple(_make_silent_test(_get_source(answer, statement), isclose) for statement in body)
 
 
 def _is_text(statement: ast.stmt) -> bool:
@@ -150,19 +152,20 @@ def _is_text(statement: ast.stmt) -> bool:
 
 
 def _refuse_mistakes(task: Task, source: str, body: Sequence[ast.stmt]) -> None:
+    """Refuse statements that look like tests and test nothing."""
     for statement in body:
         mistake = mistake_in(statement)
         if mistake is not None:
-            raise ConfigError(task.reference, source[:_SHOWN_CHARS], f"give tests: {mistake}")
+            raise ConfigError(task.answer_label, source[:_SHOWN_CHARS], f"give tests: {mistake}")
 
 
-def _statements(source: str) -> Iterator[ast.stmt]:
+def _parse_statements(source: str) -> Iterator[ast.stmt]:
     """Yield the statements of a test; none if it is no Python, which a test may expect."""
     with suppress(NotPython):
         yield from parse_python(source).body
 
 
-def _source(text: str, statement: ast.stmt) -> str:
+def _get_source(text: str, statement: ast.stmt) -> str:
     """Return the source of a statement with its decorators."""
     decorators = statement.decorator_list if isinstance(statement, _DECORATED) else []
     if not decorators:
@@ -178,7 +181,7 @@ def _source(text: str, statement: ast.stmt) -> str:
 def _close_block(source: str) -> str:
     """Drop blank lines outside of texts, since a blank line closes a block in a console."""
     inside: set[int] = set()
-    for statement in _statements(source):
+    for statement in _parse_statements(source):
         for node in ast.walk(statement):
             if isinstance(node, ast.Constant | ast.JoinedStr):
                 inside.update(range(node.lineno + 1, (node.end_lineno or 0) + 1))
@@ -186,48 +189,52 @@ def _close_block(source: str) -> str:
     return "\n".join(line for n, line in enumerate(lines, start=1) if line.strip() or n in inside)
 
 
-def _check(source: str, isclose: Set[str]) -> Check:
+def _make_silent_test(source: str, isclose: Set[str]) -> ProgramTest:
     """Return a test that must print nothing. An assertion is split in two if possible."""
     assertion = None
     if source.lstrip().startswith("assert"):
-        body = list(_statements(source))
-        assertion = assertion_of(body[0], isclose) if len(body) == 1 else None
-    return Check(typed_lines(_close_block(source)), "") if assertion is None else Check((assertion.line,), assertion)
+        body = list(_parse_statements(source))
+        assertion = split_assertion(body[0], isclose) if len(body) == 1 else None
+    return (
+        ProgramTest(split_into_typed_lines(_close_block(source)), "")
+        if assertion is None
+        else ProgramTest((assertion.console_line,), assertion)
+    )
 
 
-class Verdict(StrEnum):
+class TestOutcome(StrEnum):
     """Result of a program and its tests."""
 
     PASSED = "passed"
     FAILED = "failed"
-    UNREAD = "unread"
+    NOT_RUN = "unread"
     """The program itself did not run to its end, so no test ran."""
     FAULT = "fault"
     """Our console failed, so the result is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class CandidateProgram:
     """Physical lines that are typed before the tests."""
 
     lines: tuple[str, ...]
-    typed: bool = False
+    was_typed_in_rollout: bool = False
     """True for a rollout's own lines, whose errors are ignored. Otherwise, an error is an error of the program."""
 
 
-def programs(task: Task, answer: str, rollout: Trajectory | None) -> tuple[Program, ...]:
+def find_programs(task: Task, answer: str, rollout: Trajectory | None) -> tuple[CandidateProgram, ...]:
     """Return the programs that `answer` may mean. A later one is used only if the one before it cannot be read.
 
     A text is a program. If the task's row has `prompt` and `entry_point`, as in HumanEval, the text may also continue
     that prompt. A function or class that a rollout submitted means the lines that it typed into its console.
     """
-    if _DEFINED.match(answer) and rollout is not None:
+    if _DEFINITION.match(answer) and rollout is not None:
         typed = tuple(physical for run in rollout.executions for physical in run.ran)
-        return (Program((_UNHEARD, *typed, ""), typed=True),)
+        return (CandidateProgram((_IGNORE_ANSWERS, *typed, ""), was_typed_in_rollout=True),)
     prompt, entry = task.fields.get("prompt"), task.fields.get("entry_point")
     texts = (answer, f"{prompt}{answer}") if isinstance(prompt, str) and isinstance(entry, str) else (answer,)
     # One physical line for any program. `exec` gives it the names of the console.
-    return tuple(Program((_NO_MAIN, f"exec({text!r})")) for text in texts)
+    return tuple(CandidateProgram((_NO_MAIN, f"exec({text!r})")) for text in texts)
 
 
 async def run_tests_in(sandbox: Sandbox, task: Task, answer: str, rollout: Trajectory | None = None) -> float:
@@ -239,43 +246,48 @@ async def run_tests_in(sandbox: Sandbox, task: Task, answer: str, rollout: Traje
         ConfigError: the task has no tests.
         SandboxFault: our console failed twice. This does not depend on the answer.
     """
-    wanted, verdict = checks(task), Verdict.UNREAD
-    for program in programs(task, answer, rollout):
-        verdict = await _tried(sandbox, task, program, wanted)
-        if verdict is not Verdict.UNREAD:
+    wanted, verdict = parse_tests(task), TestOutcome.NOT_RUN
+    for program in find_programs(task, answer, rollout):
+        verdict = await _run_candidate(sandbox, task, program, wanted)
+        if verdict is not TestOutcome.NOT_RUN:
             break
-    return float(verdict is Verdict.PASSED)
+    return float(verdict is TestOutcome.PASSED)
 
 
-async def _tried(sandbox: Sandbox, task: Task, program: Program, wanted: Sequence[Check]) -> Verdict:
+async def _run_candidate(
+    sandbox: Sandbox, task: Task, program: CandidateProgram, wanted: Sequence[ProgramTest]
+) -> TestOutcome:
+    """Run a program and its tests in a fresh console. Try again if our console fails."""
     for _ in range(_ATTEMPTS):
-        async with console_of(sandbox, task.workspace) as console:
-            verdict = await _verdict(console, program, wanted)
-        if verdict is not Verdict.FAULT:
+        async with open_console(sandbox, task.workspace) as console:
+            verdict = await _run_candidate_in(console, program, wanted)
+        if verdict is not TestOutcome.FAULT:
             return verdict
     raise SandboxFault(f"the console that tests task {task.id} failed twice")
 
 
-async def _verdict(console: SandboxSession, program: Program, wanted: Sequence[Check]) -> Verdict:
+async def _run_candidate_in(
+    console: SandboxSession, program: CandidateProgram, wanted: Sequence[ProgramTest]
+) -> TestOutcome:
     # Type the program.
     for line in program.lines:
         result = await console.push(line)
         if result.status is LineStatus.SANDBOX_FAULT:
-            return Verdict.FAULT
-        if console.ended or (result.status is not LineStatus.OK and not program.typed):
-            return Verdict.UNREAD
+            return TestOutcome.FAULT
+        if console.ended or (result.status is not LineStatus.OK and not program.was_typed_in_rollout):
+            return TestOutcome.NOT_RUN
     # Type the tests, each only if all before it passed.
     for check in wanted:
-        results: list[PushResult] = []
+        results: list[LineResult] = []
         for line in check.lines:
             if console.ended:
-                return Verdict.FAILED
+                return TestOutcome.FAILED
             results.append(await console.push(line))
         if any(r.status is LineStatus.SANDBOX_FAULT for r in results):
-            return Verdict.FAULT
-        if not check.accepts(results[-1].status) or not check.passes("".join(r.text for r in results)):
-            return Verdict.FAILED
-    return Verdict.PASSED
+            return TestOutcome.FAULT
+        if not check.accepts(results[-1].status) or not check.check_output("".join(r.text for r in results)):
+            return TestOutcome.FAILED
+    return TestOutcome.PASSED
 
 
 def run_tests(task: Task, answer: str, rollout: Trajectory | None = None) -> float:
@@ -285,9 +297,9 @@ def run_tests(task: Task, answer: str, rollout: Trajectory | None = None) -> flo
         SandboxUnavailable: this machine offers no isolation. No weaker sandbox is used instead.
     """
 
-    async def played() -> float:
+    async def grade() -> float:
         async with open_sandbox("local", warm=1) as sandbox:
             return await run_tests_in(sandbox, task, answer, rollout)
 
     # This thread may be running an event loop already.
-    return InThread(lambda: asyncio.run(played()), "unit tests").outcome.result()
+    return DaemonThread(lambda: asyncio.run(grade()), "unit tests").future.result()

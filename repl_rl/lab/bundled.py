@@ -8,12 +8,12 @@ from repl_rl.engine import Engine, open_engine
 from repl_rl.lab.forced import TimedEngine, leased
 from repl_rl.lab.profile import Stopwatch, profile, watched
 from repl_rl.lab.ways import Played
-from repl_rl.machine.assets import asset
 from repl_rl.rollout import ReplSampler, Rollouts
-from repl_rl.rollout.limits import RolloutLimits
-from repl_rl.rollout.renderer import Renderer
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.sandbox.base import Sandbox
 from repl_rl.tasks import Split, Task, load_tasks
+from repl_rl.utils.package_data import find_asset
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Timed:
 
 async def bundled(sandbox: Sandbox, rollouts: int, repeats: int) -> dict[str, object]:
     """Play as many tasks as `rollouts`, all at once, `repeats` (>= 1) times."""
-    folder = asset("policies/quickstart")
+    folder = find_asset("policies/quickstart")
     tasks = load_tasks("builtin:quickstart", split=Split.TRAIN, count=rollouts, seed=0)
     renderer = Renderer.from_folder(folder)
     never = renderer.forbidden_ids

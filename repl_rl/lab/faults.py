@@ -20,7 +20,7 @@ from pathlib import Path
 
 from repl_rl.errors import ConfigError
 from repl_rl.lab.strikes import STRIKES, Strike, Victim
-from repl_rl.record.trajectory import Trajectory
+from repl_rl.trajectory.trajectory import Trajectory
 
 Tell = Callable[[str], None]
 Read = Callable[[Path], Iterable[Trajectory]]

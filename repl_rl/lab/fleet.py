@@ -22,21 +22,27 @@ from pathlib import Path
 
 from repl_rl.engine import ScriptedEngine
 from repl_rl.errors import ConfigError
-from repl_rl.machine.cores import cores
-from repl_rl.record.trajectory import Trajectory
+from repl_rl.ray.config import RayOptions
+from repl_rl.ray.remote_rollouts import RolloutWorkers, WorkerPlan
+from repl_rl.ray.worker import (
+    GroupRequest,
+    Heartbeat,
+    RolloutWorker,
+    WeightsRef,
+    WorkerCluster,
+    WorkerSetup,
+    compute_checksum,
+)
+from repl_rl.ray.worker_pool import GroupAttempt, GroupScheduler, LostWorker
 from repl_rl.rollout import ReplSampler, Rollouts
-from repl_rl.rollout.again import Part
-from repl_rl.rollout.facts import Facts
-from repl_rl.rollout.fleet.choice import OnRay
-from repl_rl.rollout.fleet.members import Lost
-from repl_rl.rollout.fleet.messages import Beat, Cluster, Group, Setting, Weights
-from repl_rl.rollout.fleet.node import RolloutNode, checksum
-from repl_rl.rollout.fleet.schedule import Attempt, Schedule
-from repl_rl.rollout.fleet.source import NodeFleet, Plan
-from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.rollout.retry import BatchResult
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.rollout.throughput_stats import RuntimeInfo
+from repl_rl.rollout_config import RolloutConfig
 from repl_rl.sandbox.inprocess import InProcessSandbox
 from repl_rl.tasks import Task
-from repl_rl.world import World
+from repl_rl.trajectory.trajectory import Trajectory
+from repl_rl.utils.hardware import count_cores
 
 LINES = 8
 """Lines per rollout."""
@@ -93,7 +99,7 @@ class Row:
     weights_mb: int
     weights_s: float
     """Seconds until all workers have the weights."""
-    nodes_lost: tuple[Lost, ...]
+    nodes_lost: tuple[LostWorker, ...]
     """Workers lost during the measurement; with any, the row is invalid."""
 
 
@@ -101,40 +107,40 @@ class Row:
 class Sleeping:
     """Settings of a sleeping worker."""
 
-    facts: Facts
+    facts: RuntimeInfo
     trajectory: Trajectory
     rollout_s: float
 
 
-class SleepingNode(RolloutNode):
+class SleepingNode(RolloutWorker):
     """Worker that sleeps for the length of a group, and returns a recorded rollout for each."""
 
     _asleep: Sleeping
     _step = 0
 
-    async def open(self, setting: Setting) -> Facts:
+    async def open(self, setting: WorkerSetup) -> RuntimeInfo:
         """See `Node.open`."""
         self._asleep = pickle.loads(setting.opener)
         return self._asleep.facts
 
-    async def load(self, weights: Weights, files: Mapping[str, bytes] | None) -> str | None:
+    async def load_weights(self, weights: WeightsRef, files: Mapping[str, bytes] | None) -> str | None:
         """See `Node.load`."""
         # Without shared files the weights arrive as bytes and have to be written first.
-        folder = Path(weights.folder) if files is None else await asyncio.to_thread(self._written, files)
+        folder = Path(weights.folder) if files is None else await asyncio.to_thread(self._write_weights, files)
         self._step = weights.policy_step
-        return await asyncio.to_thread(checksum, folder)
+        return await asyncio.to_thread(compute_checksum, folder)
 
-    async def play(self, group: Group) -> Part:
+    async def run_group(self, group: GroupRequest) -> BatchResult:
         """See `Node.play`."""
         await asyncio.sleep(length_s(group.task.id, group.size, self._asleep.rollout_s))
         # Copy, because the pickled trajectories of a real worker share nothing.
         one = pickle.dumps(self._asleep.trajectory)
         played = (replace(pickle.loads(one), id=f"{group.task.id}-{n}") for n in range(group.size))
-        return Part(tuple(replace(trajectory, task_id=group.task.id) for trajectory in played))
+        return BatchResult(tuple(replace(trajectory, task_id=group.task.id) for trajectory in played))
 
-    async def beat(self) -> Beat:
+    async def get_heartbeat(self) -> Heartbeat:
         """See `Node.beat`."""
-        return Beat(os.getpid(), policy_step=self._step)
+        return Heartbeat(os.getpid(), policy_step=self._step)
 
 
 def length_s(task_id: str, size: int, rollout_s: float) -> float:
@@ -145,14 +151,14 @@ def length_s(task_id: str, size: int, rollout_s: float) -> float:
 
 def ideal_s(sizes: Sequence[int], lengths_s: Sequence[float], nodes: int, places: int) -> float:
     """Return the time of the same schedule without overhead, seconds."""
-    schedule = Schedule(sizes, within_s=1e9)
+    schedule = GroupScheduler(sizes, within_s=1e9)
     for node in range(nodes):
-        schedule.join(f"node {node}", places)
+        schedule.add_worker(f"node {node}", places)
     # Simulate the schedule: assign all free places, then advance the clock to the next end.
     now_s, order = 0.0, itertools.count()
-    ends: list[tuple[float, int, Attempt]] = []
-    while not schedule.finished:
-        for attempt in schedule.assign(now_s):
+    ends: list[tuple[float, int, GroupAttempt]] = []
+    while not schedule.is_finished:
+        for attempt in schedule.assign_groups(now_s):
             heapq.heappush(ends, (now_s + lengths_s[attempt.group], next(order), attempt))
         now_s, _, ended = heapq.heappop(ends)
         schedule.finish(ended)
@@ -162,13 +168,13 @@ def ideal_s(sizes: Sequence[int], lengths_s: Sequence[float], nodes: int, places
 def run_fleet(config: FleetConfig, tell: Tell) -> dict[str, object]:
     """Measure each number of workers, and return the content of `bench fleet --json`."""
     asleep = sleeping(config.rollout_s)
-    on_ray = import_module("repl_rl.rollout.fleet.ray").on_ray
+    on_ray = import_module("repl_rl.ray.rollout_actors").open_ray_cluster
     rows = []
-    with on_ray(OnRay("", max(config.nodes), 0, False, 300.0), SleepingNode) as started:
+    with on_ray(RayOptions("", max(config.nodes), 0, False, 300.0), SleepingNode) as started:
         for nodes in config.nodes:
             rows.append(measured(started.cluster, asleep, nodes, config))
             tell(told(rows[-1]))
-    return {"cpus": cores(), "lines": LINES, "group": GROUP, "fleets": [asdict(row) for row in rows]}
+    return {"cpus": count_cores(), "lines": LINES, "group": GROUP, "fleets": [asdict(row) for row in rows]}
 
 
 def told(row: Row) -> str:
@@ -177,12 +183,14 @@ def told(row: Row) -> str:
     return "\n".join((f"{row.nodes} nodes: efficiency {row.efficiency:.3f}", *lost))
 
 
-def measured(cluster: Cluster, asleep: Sleeping, nodes: int, config: FleetConfig, ready_s: float = _READY_S) -> Row:
+def measured(
+    cluster: WorkerCluster, asleep: Sleeping, nodes: int, config: FleetConfig, ready_s: float = _READY_S
+) -> Row:
     """Measure `nodes` sleeping workers on `cluster`.
 
     Raises:
         ConfigError: not all workers were ready after `ready_s`.
-        BrokenDown: no worker was left.
+        UnrecoverableError: no worker was left.
     """
     groups = _BATCHES * config.in_flight * nodes // GROUP
     tasks = {f"t{n}": Task(f"t{n}", "?", "1") for n in range(groups)}
@@ -197,7 +205,7 @@ def measured(cluster: Cluster, asleep: Sleeping, nodes: int, config: FleetConfig
         began_s, cpu_s = time.perf_counter(), time.process_time()
         played = source.collect([id for id in tasks for _ in range(GROUP)], 1)
         wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_s
-        lost = tuple(source.crew.lost)
+        lost = tuple(source.crew.lost_workers)
     # The ideal schedule has the same group lengths, which depend only on the tasks' ids.
     lengths_s = [length_s(id, GROUP, config.rollout_s) for id in tasks]
     best_s = ideal_s([GROUP] * groups, lengths_s, nodes, config.in_flight)
@@ -216,23 +224,27 @@ def measured(cluster: Cluster, asleep: Sleeping, nodes: int, config: FleetConfig
     )
 
 
-def fleet_on(cluster: Cluster, asleep: Sleeping, nodes: int, in_flight: int, tasks: Mapping[str, Task]) -> NodeFleet:
+def fleet_on(
+    cluster: WorkerCluster, asleep: Sleeping, nodes: int, in_flight: int, tasks: Mapping[str, Task]
+) -> RolloutWorkers:
     """Open at most `nodes` sleeping workers with `in_flight` rollouts each, without a shared folder for weights."""
-    setting = Setting(pickle.dumps(asleep), 0, os.getcwd(), ())
-    plan = Plan(setting, ReplSampler(), RolloutLimits(), False, in_flight, nodes, shared=False)
-    return NodeFleet(nullcontext(cluster), plan, tasks)
+    setting = WorkerSetup(pickle.dumps(asleep), 0, os.getcwd(), ())
+    plan = WorkerPlan(setting, ReplSampler(), RolloutLimits(), False, in_flight, nodes, shares_folder=False)
+    return RolloutWorkers(nullcontext(cluster), plan, tasks)
 
 
-def _wait_for(source: NodeFleet, nodes: int, limit_s: float) -> None:
+def _wait_for(source: RolloutWorkers, nodes: int, limit_s: float) -> None:
     """Wait until `nodes` workers are ready.
 
     Raises:
         ConfigError: they are not ready in time; names those that were lost.
     """
     ends_s = time.monotonic() + limit_s
-    while (ready := len(source.crew.ready)) < nodes:
+    while (ready := len(source.crew.ready_workers)) < nodes:
         if time.monotonic() > ends_s:
-            lost = "; ".join(f"{one.name} at {one.seat}: {one.why}" for one in source.crew.lost) or "none was lost"
+            lost = (
+                "; ".join(f"{one.name} at {one.seat}: {one.why}" for one in source.crew.lost_workers) or "none was lost"
+            )
             remedy = "free cores and memory for them, or measure fewer: --nodes"
             raise ConfigError("fleet", f"{ready} of {nodes} nodes after {limit_s:g} s ({lost})", remedy)
         time.sleep(0.1)
@@ -247,10 +259,10 @@ def _write_weights(file: Path, mb: int) -> None:
 
 def sleeping(rollout_s: float) -> Sleeping:
     """Play one rollout with `LINES` lines, which the sleeping workers return."""
-    renderer = World().renderer()
-    script = [i for n in range(LINES) for i in renderer.written(f"x = {n} * 37 + 12\n")]
+    renderer = RolloutConfig().load_renderer()
+    script = [i for n in range(LINES) for i in renderer.encode_as_sampled(f"x = {n} * 37 + 12\n")]
     engine = ScriptedEngine([script], forbidden_ids=renderer.forbidden_ids)
     limits = RolloutLimits(max_lines=LINES)
     rollouts = Rollouts(engine, InProcessSandbox(), renderer, ReplSampler(), limits, "bare")
     (trajectory,) = asyncio.run(rollouts.collect([Task("t", "What is 6 * 7?", "42")]))
-    return Sleeping(rollouts.facts, trajectory, rollout_s)
+    return Sleeping(rollouts.runtime_info, trajectory, rollout_s)

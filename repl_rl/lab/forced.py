@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from repl_rl.engine.base import Chunk, ChunkEnd, Engine, EngineSession, Sampling, Watch
-from repl_rl.record.console import PS1
-from repl_rl.rollout.renderer import Renderer
+from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.sandbox.base import Sandbox, SandboxSession
+from repl_rl.trajectory.console_text import PS1
 
 SHORTEST, LONGEST = 8, 20
 """Tokens of a line; 14 on average."""

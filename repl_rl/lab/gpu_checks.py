@@ -14,33 +14,32 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import is_flash_attn_2_available
 
-from repl_rl.coldstart.fresh import random_policy
-from repl_rl.engine import Engine, EngineKind, Opening, Transformers, Vllm
-from repl_rl.engine.base import Resting
-from repl_rl.engine.conformance import CHECKS, Bench
-from repl_rl.engine.names import outline
-from repl_rl.engine.options import Dtype
+from repl_rl.engine import Engine, EngineConfig, EngineOptions, Transformers, Vllm
+from repl_rl.engine.base import SupportsSleep
+from repl_rl.engine.config import Dtype
+from repl_rl.engine.conformance_checks import CHECKS, EngineFixture
 from repl_rl.errors import ConfigError, ReplRLError
-from repl_rl.lab.gpu import Figures, NotRun, Place
+from repl_rl.lab.doctor_gpu import Figures, NotRun, Place
 from repl_rl.lab.gpu_hybrids import hybrid_policy
 from repl_rl.lab.gpu_played import PROMPTS, STOPS, Played, apart, computed_in, played, scored
 from repl_rl.lab.update import update_cost
 from repl_rl.lab.work import Case
+from repl_rl.models.parameter_names import load_skeleton
+from repl_rl.rollout_config import RolloutConfig
+from repl_rl.sft.create_random_model import make_random_policy
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.fast import FastPass
-from repl_rl.trainer.gpu_memory import count_trainer_bytes
-from repl_rl.trainer.likeness import compare
-from repl_rl.trainer.loop import load_model
-from repl_rl.trainer.run import train
-from repl_rl.trainer.scoring import install
-from repl_rl.trainer.sharing import Sharing
-from repl_rl.trainer.source import StepRecord
-from repl_rl.world import World
+from repl_rl.trainer.config_checks import count_trainer_bytes
+from repl_rl.trainer.forward_pass import install_scoring_forward
+from repl_rl.trainer.logprobs import LogprobScorer
+from repl_rl.trainer.plugins.prefix_sharing import PrefixSharing, compare_tree_with_rows
+from repl_rl.trainer.rollout_source import StepRecord
+from repl_rl.trainer.train_loop import load_model
+from repl_rl.trainer.train_setup import train
 
 VOCABULARY, CONTEXT = 384, 256
 FORBIDDEN = frozenset(range(1, VOCABULARY, 3))
 EXACT = 1e-3
-"""Tolerance in nats for float32, as `TrainerConfig.tolerance`."""
+"""Tolerance in nats for float32, as `TrainerConfig.compute_logprob_tolerance`."""
 
 
 def machine(place: Place) -> Figures:
@@ -73,7 +72,7 @@ def machine(place: Place) -> Figures:
 def conformance(place: Place, engine: str) -> Figures:
     """Check that an engine passes the conformance suite."""
     folder = _policy(place.folder / "policy", seed=0)
-    bench = Bench(prompt=(5, 9, 300, 8), observed=(11, 12, 13), stop_ids=STOPS, weights=folder)
+    bench = EngineFixture(prompt=(5, 9, 300, 8), observed=(11, 12, 13), stop_ids=STOPS, weights=folder)
     broken: list[str] = []
 
     async def work() -> None:
@@ -116,7 +115,7 @@ def weights(place: Place, engine: str) -> Figures:
 
 def gap(place: Place, engine: str, dtype: Dtype) -> Figures:
     """Measure the gap between sampler and trainer in a number format, with the bundled policy."""
-    world = World()
+    world = RolloutConfig()
     folder = world.model_folder
 
     async def work() -> Sequence[Played]:
@@ -124,7 +123,7 @@ def gap(place: Place, engine: str, dtype: Dtype) -> Figures:
             return await played(opened)
 
     gaps = apart(_seen(place), folder, asyncio.run(work()), dtype)
-    tolerance = TrainerConfig().tolerance(dtype)
+    tolerance = TrainerConfig().compute_logprob_tolerance(dtype)
     worst = max(gaps)
     assert worst <= tolerance, f"a log probability is {worst:.3g} nats off, the tolerance is {tolerance:.3g}"
     return {"gap_max": worst, "gap_mean": statistics.fmean(gaps), "tolerance": tolerance, "tokens": len(gaps)}
@@ -156,19 +155,19 @@ def sleeping(place: Place) -> Figures:
 
     async def work() -> tuple[list[Played], list[Played], list[Played]]:
         async with _opened(place, Vllm(kv_cache_gib=1, sleep=True), folder) as opened:
-            assert isinstance(opened, Resting), "it cannot rest"
+            assert isinstance(opened, SupportsSleep), "it cannot rest"
             # Compare the GPU's free memory before and after sleep.
             before = await played(opened)
             awake = torch.cuda.mem_get_info(0)[0]
             began_s = time.perf_counter()
-            await opened.rest()
+            await opened.sleep()
             told["sleep_s"] = time.perf_counter() - began_s
             told["freed_mib"] = (torch.cuda.mem_get_info(0)[0] - awake) / 2**20
             began_s = time.perf_counter()
             again = await played(opened)
             told["wake_s"] = time.perf_counter() - began_s
             # Weights that are loaded asleep must be used after waking.
-            await opened.rest()
+            await opened.sleep()
             await opened.load_weights(other, 1)
             return before, again, await played(opened)
 
@@ -192,7 +191,7 @@ def training(place: Place, engine: str, steps: int, prompts: int = 12, lora_rank
     `count_trainer_bytes` counts.
     """
     kind = _needed(place, engine)
-    world, told = World(engine=kind, concurrency=8 * prompts), list[StepRecord]()
+    world, told = RolloutConfig(engine=kind, concurrency=8 * prompts), list[StepRecord]()
     config = TrainerConfig(steps=steps, prompts_per_step=prompts, lora_rank=lora_rank)
     train(world, config, out=place.folder / "run", train_tasks=512, on_step=lambda record, _: told.append(record))
     assert len(told) == steps, f"{len(told)} steps were told of, {steps} were asked for"
@@ -209,7 +208,7 @@ def training(place: Place, engine: str, steps: int, prompts: int = 12, lora_rank
     }
     # Only a GPU counts the memory in use.
     if place.device != "cpu":
-        known = sum(count_trainer_bytes(outline(world.model_folder).model, config).values())
+        known = sum(count_trainer_bytes(load_skeleton(world.model_folder).model, config).values())
         taken = torch.cuda.max_memory_allocated(0)
         figures |= {"known_mib": known / 2**20, "taken_mib": taken / 2**20}
         assert known <= taken, (
@@ -221,21 +220,23 @@ def training(place: Place, engine: str, steps: int, prompts: int = 12, lora_rank
 def trees(place: Place, dtype: Dtype) -> Figures:
     """Check that a prefix tree of rows has the log probabilities and gradients of the whole rows."""
     config = TrainerConfig(dtype="bfloat16" if dtype == "bfloat16" else "float32")
-    model = load_model(World().model_folder, config).to(_seen(place)).eval()
-    Sharing(_refuse).install(model)
-    install(model)
+    model = load_model(RolloutConfig().model_folder, config).to(_seen(place)).eval()
+    PrefixSharing(_refuse).install_attention(model)
+    install_scoring_forward(model)
     # Eight rows with a common prefix, most of which share further tokens.
     begin = tuple(range(20, 84))
     rows = [[*begin, *range(100, 100 + 3 * number), *range(30 + number, 54)] for number in range(8)]
-    found = compare(model, rows, [torch.arange(len(row)) >= len(begin) for row in rows], computed_in(model, dtype))
-    wrong = [one.wrong for one in found if one.wrong is not None]
+    found = compare_tree_with_rows(
+        model, rows, [torch.arange(len(row)) >= len(begin) for row in rows], computed_in(model, dtype)
+    )
+    wrong = [one.problem for one in found if one.problem is not None]
     assert not wrong, "; ".join(wrong)
     logprob, gradient = found
     return {
-        "logprob_apart": logprob.trees,
-        "logprob_rounding": logprob.rows,
-        "gradient_apart": gradient.trees,
-        "gradient_rounding": gradient.rows,
+        "logprob_apart": logprob.tree_distance,
+        "logprob_rounding": logprob.row_distance,
+        "gradient_apart": gradient.tree_distance,
+        "gradient_rounding": gradient.row_distance,
     }
 
 
@@ -258,30 +259,30 @@ def packing(place: Place) -> Figures:
     """Check that rows laid end to end under FlashAttention have the log probabilities of separate rows."""
     if not is_flash_attn_2_available():
         raise NotRun("FlashAttention is not here; on a GPU: pip install flash-attn --no-build-isolation")
-    device, folder = _seen(place), World().model_folder
+    device, folder = _seen(place), RolloutConfig().model_folder
     rows = [Played((*prompt, *range(20, 40)), len(prompt), tuple(-1.0 for _ in range(20))) for prompt in PROMPTS]
     found = []
     for attention in ("sdpa", "flash_attention_2"):
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation=attention)
-        found.append(scored(model.to(device).eval(), rows, FastPass(model)))
+        found.append(scored(model.to(device).eval(), rows, LogprobScorer(model)))
     gap = float((found[0] - found[1]).abs().max())
-    tolerance = TrainerConfig().tolerance("bfloat16")
+    tolerance = TrainerConfig().compute_logprob_tolerance("bfloat16")
     assert gap <= tolerance, f"a log probability is {gap:.3g} nats off, the tolerance is {tolerance:.3g}"
     return {"gap_max": gap, "rows": len(rows)}
 
 
 def _opened(
     place: Place,
-    engine: EngineKind | str,
+    engine: EngineConfig | str,
     folder: Path,
     dtype: Dtype = "float32",
     never: frozenset[int] = FORBIDDEN,
 ) -> AbstractAsyncContextManager[Engine]:
     kind = _needed(place, engine)
-    return kind.open(Opening(folder, dtype=dtype, max_sessions=128, forbidden_ids=never))
+    return kind.open(EngineOptions(folder, dtype=dtype, max_sessions=128, forbidden_ids=never))
 
 
-def _needed(place: Place, engine: EngineKind | str) -> EngineKind:
+def _needed(place: Place, engine: EngineConfig | str) -> EngineConfig:
     """Return the engine if it can sample on that device.
 
     Raises NotRun if vLLM is missing, or if an option needs another device.
@@ -314,7 +315,7 @@ def _seen(place: Place) -> torch.device:
 
 def _policy(folder: Path, seed: int) -> Path:
     """Write a random policy without ties in greedy choices; every attention kernel supports its heads of size 64."""
-    model = random_policy(VOCABULARY, 0, 2, hidden=256, layers=2, heads=4, context_tokens=CONTEXT, seed=seed)
+    model = make_random_policy(VOCABULARY, 0, 2, hidden=256, layers=2, heads=4, context_tokens=CONTEXT, seed=seed)
     # Larger weights make the distributions peaked, which avoids ties.
     with torch.no_grad():
         for weight in model.parameters():

@@ -12,12 +12,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from repl_rl.engine import Engine, Sampling
-from repl_rl.engine.forbidden import forbid
-from repl_rl.engine.options import Dtype
+from repl_rl.engine.config import Dtype
+from repl_rl.models.lm_head import forbid_ids
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.fast import Batch, FastPass
-from repl_rl.trainer.likeness import Autocast
-from repl_rl.trainer.loop import load_model
+from repl_rl.trainer.logprobs import LogprobScorer, ScoringBatch
+from repl_rl.trainer.plugins.prefix_sharing import Autocast
+from repl_rl.trainer.train_loop import load_model
 
 PROMPTS = tuple(tuple(range(5, 6 + 7 * i)) for i in range(8))
 OBSERVED: Sequence[tuple[int, ...]] = ((), (7, 8), (300,), (), (11, 12, 13))
@@ -25,7 +25,7 @@ OBSERVED: Sequence[tuple[int, ...]] = ((), (7, 8), (300,), (), (11, 12, 13))
 STOPS = frozenset(range(0, 360, 12))
 """Stop ids, which the vocabulary of the bundled policy has too."""
 CHUNK = 12
-"""Most tokens of a chunk."""
+"""Maximum number of tokens of a chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ async def _session(engine: Engine, prompt: Sequence[int]) -> Played:
         return Played(tuple(session.ids), len(prompt), tuple(logprobs))
 
 
-def scored(model: PreTrainedModel, rows: Sequence[Played], fast: FastPass) -> Tensor:
+def scored(model: PreTrainedModel, rows: Sequence[Played], fast: LogprobScorer) -> Tensor:
     """Return the trainer's log probabilities of sampled tokens, (B, T), nats, 0 elsewhere."""
     device = next(model.parameters()).device
     # Prompts are padded on the left and completions on the right, as in the trainer.
@@ -67,8 +67,8 @@ def scored(model: PreTrainedModel, rows: Sequence[Played], fast: FastPass) -> Te
         ids[number, here], attention[number, here] = torch.tensor(row.ids), 1
         sampled[number, : len(row.logprobs)] = torch.tensor([value != 0.0 for value in row.logprobs])
     learning = torch.ones(len(rows), dtype=torch.bool, device=device)
-    batch = Batch(ids.to(device), attention.to(device), sampled.to(device), learning)
-    return fast.first(model, batch, keep_graph=False).logprobs.cpu()
+    batch = ScoringBatch(ids.to(device), attention.to(device), sampled.to(device), learning)
+    return fast.score_step(model, batch, keep_graph=False).logprobs.cpu()
 
 
 def apart(
@@ -80,8 +80,8 @@ def apart(
     """
     low = dtype == "bfloat16"
     model = load_model(folder, TrainerConfig(dtype="bfloat16" if low else "float32")).to(device).eval()
-    forbid(model, never)
-    found = scored(model, rows, FastPass(model, autocast=computed_in(model, dtype)))
+    forbid_ids(model, never)
+    found = scored(model, rows, LogprobScorer(model, autocast=computed_in(model, dtype)))
     return [
         abs(value - float(found[number, at]))
         for number, row in enumerate(rows)

@@ -27,15 +27,15 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from repl_rl.credit.advantages import Advantages, GroupRewards, two_stream
-from repl_rl.credit.rewards import RewardTable, line_rewards, shaping
-from repl_rl.engine.forbidden import forbid
+from repl_rl.credit.advantage_estimators import Advantages, GroupRewards, two_stream
+from repl_rl.credit.rewards import RewardTable, compute_line_rewards, compute_shaping
 from repl_rl.errors import WeightSyncError
-from repl_rl.record.metrics import describe
-from repl_rl.record.trajectory import Trajectory, spread
+from repl_rl.models.lm_head import forbid_ids
 from repl_rl.rollout import Rollouts
+from repl_rl.rollout_config import RolloutConfig
 from repl_rl.tasks import Task
-from repl_rl.world import World
+from repl_rl.trajectory.trajectory import Trajectory, spread
+from repl_rl.trajectory.trajectory_metrics import compute_trajectory_metrics
 
 Groups = Sequence[Sequence[Trajectory]]
 """Rollouts of a step, grouped by task."""
@@ -69,9 +69,9 @@ def advantages_of(group: Sequence[Trajectory]) -> Advantages:
     cost does not depend on the number of errors.
     """
     outcomes_G = tuple(t.outcome for t in group)
-    rewards_G_L = tuple(line_rewards(t, REWARDS) for t in group)
-    shaping_G_L = tuple(shaping(t, REWARDS) for t in group)
-    return two_stream(GroupRewards.of(outcomes_G, rewards_G_L, shaping_G_L=shaping_G_L))
+    rewards_G_L = tuple(compute_line_rewards(t, REWARDS) for t in group)
+    shaping_G_L = tuple(compute_shaping(t, REWARDS) for t in group)
+    return two_stream(GroupRewards.from_rows(outcomes_G, rewards_G_L, shaping_G_L=shaping_G_L))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ async def learn(
 ) -> list[dict[str, float]]:
     """Train `model`, whose weights the engine of `rollouts` has loaded; print and return the metrics of each step."""
     # The trainer must give probability 0 to the ids that the sampler never samples.
-    forbid(model, rollouts.engine.forbidden_ids)
+    forbid_ids(model, rollouts.engine.forbidden_ids)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
     drawn = random.Random(0)
     history = []
@@ -183,7 +183,7 @@ async def learn(
             # Weight sync: the engine loads the new weights from a folder.
             model.save_pretrained(folder)
             await rollouts.engine.load_weights(Path(folder), policy_step=step)
-            figures |= describe([t for group in groups for t in group])
+            figures |= compute_trajectory_metrics([t for group in groups for t in group])
             history.append(figures | {"step": step, "seconds": time.perf_counter() - begun})
             print(LINE.format(**history[-1]), flush=True)
     return history
@@ -195,11 +195,11 @@ LINE = (
 )
 
 
-async def run(world: World, steps: int) -> list[dict[str, float]]:
+async def run(world: RolloutConfig, steps: int) -> list[dict[str, float]]:
     """Open engine and consoles, load the policy a second time for training, and train it."""
     model = AutoModelForCausalLM.from_pretrained(world.model_folder, dtype=torch.float32)
-    async with world.rollouts() as rollouts:
-        return await learn(rollouts, model, world.drawn("train", 4096), steps)
+    async with world.open_rollouts() as rollouts:
+        return await learn(rollouts, model, world.draw_tasks("train", 4096), steps)
 
 
 def main() -> None:
@@ -210,7 +210,7 @@ def main() -> None:
     options = parser.parse_args()
     disable_progress_bar()
     torch.manual_seed(0)
-    asyncio.run(run(World(engine=options.engine, concurrency=96), options.steps))
+    asyncio.run(run(RolloutConfig(engine=options.engine, concurrency=96), options.steps))
 
 
 if __name__ == "__main__":

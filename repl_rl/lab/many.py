@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from repl_rl.engine import ScriptedEngine
-from repl_rl.machine.assets import asset
 from repl_rl.rollout import ReplSampler, Rollouts
-from repl_rl.rollout.limits import RolloutLimits
-from repl_rl.rollout.renderer import Renderer
-from repl_rl.sandbox import InProcessSandbox, PushResult, SandboxSession
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.rollout.token_renderer import Renderer
+from repl_rl.sandbox import InProcessSandbox, LineResult, SandboxSession
 from repl_rl.tasks import Task
+from repl_rl.utils.package_data import find_asset
 
 FEW, MANY = 64, 4096
 LINES = ("x = 6 * 7\n", "x\n", "# six times seven\n", "sum([x, x])\n")
@@ -44,7 +44,7 @@ async def many(few: int = FEW, most: int = MANY) -> dict[str, float]:
 
 
 def _rollouts() -> Rollouts:
-    renderer = Renderer.from_folder(asset("policies/quickstart"))
+    renderer = Renderer.from_folder(find_asset("policies/quickstart"))
     engine = ScriptedEngine.from_text(LINES, renderer.encode)
     limits = RolloutLimits(max_lines=len(LINES))
     return Rollouts(engine, InProcessSandbox(), renderer, ReplSampler(), limits, "bare")
@@ -65,7 +65,7 @@ class _Clocked:
     def ended(self) -> bool:
         return self._inner.ended
 
-    async def push(self, line: str) -> PushResult:
+    async def push(self, line: str) -> LineResult:
         # This console never waits, so nothing else runs in between.
         started = time.process_time()
         try:

@@ -4,7 +4,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from repl_rl.machine.assets import asset
+from repl_rl.utils.package_data import find_asset
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,13 @@ def write_policy(size: Size, folder: Path) -> int:
     # torch and transformers take seconds to import.
     from transformers import AutoTokenizer
 
-    from repl_rl.coldstart.fresh import random_policy
+    from repl_rl.sft.create_random_model import make_random_policy
 
-    bundled = asset("policies/quickstart")
+    bundled = find_asset("policies/quickstart")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(bundled / name, folder / name)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = tokenizer.pad_token_id, tokenizer.eos_token_id
-    model = random_policy(len(tokenizer), *ids, hidden=size.hidden, layers=size.layers, heads=size.heads)
+    model = make_random_policy(len(tokenizer), *ids, hidden=size.hidden, layers=size.layers, heads=size.heads)
     model.save_pretrained(folder)
     return int(model.num_parameters())

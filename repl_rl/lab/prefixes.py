@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from repl_rl.errors import ConfigError
 from repl_rl.lab.update import Gradients, against_trl, apart
 from repl_rl.lab.work import Case, Work
-from repl_rl.record.trajectory import Sampled, Trajectory
+from repl_rl.trajectory.trajectory import Sampled, Trajectory
 
 PREFIXES = tuple(
     Case(12_288, 0.5, tokens=64, rollouts=rollouts, hidden=512, layers=4, prompt=prompt)

@@ -9,8 +9,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from repl_rl.engine import Opening, Vllm
-from repl_rl.engine.vllm import open_vllm
+from repl_rl.engine import EngineOptions, Vllm
+from repl_rl.engine.vllm_engine import open_vllm
 from repl_rl.lab.bundled import bundled
 from repl_rl.lab.forced import ForcedRenderer, Plan, leased
 from repl_rl.lab.many import many
@@ -20,9 +20,9 @@ from repl_rl.lab.rates import rates
 from repl_rl.lab.text_loop import text_loop
 from repl_rl.lab.trl_loop import TrlLoop
 from repl_rl.lab.ways import WAYS, Stage, Way, play
-from repl_rl.machine.cores import cores
 from repl_rl.sandbox import open_sandbox
 from repl_rl.sandbox.base import Sandbox
+from repl_rl.utils.hardware import count_cores
 
 Json = dict[str, object]
 _STOCK = "stock "
@@ -68,7 +68,7 @@ async def _measure(effort: RolloutEffort) -> Json:
         report["bundled"] = await bundled(sandbox, effort.rollouts, max(effort.repeats.values()))
     plan = {"rollouts": effort.rollouts, "lines": effort.lines, "repeats": dict(effort.repeats)}
     report["many"] = await many()
-    return report | {"plan": plan, "cpus": cores(), "load_average": os.getloadavg()[0]}
+    return report | {"plan": plan, "cpus": count_cores(), "load_average": os.getloadavg()[0]}
 
 
 async def _size(name: str, effort: RolloutEffort, sandbox: Sandbox) -> Json:
@@ -77,7 +77,7 @@ async def _size(name: str, effort: RolloutEffort, sandbox: Sandbox) -> Json:
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         parameters = write_policy(SIZES[name], folder)
-        opening = Opening(folder, max_sessions=effort.rollouts)
+        opening = EngineOptions(folder, max_sessions=effort.rollouts)
         engine = await stack.enter_async_context(open_vllm(opening, Vllm()))
         ways = dict(WAYS)
         ways["text_loop"] = await stack.enter_async_context(text_loop(opening, Vllm()))
@@ -105,7 +105,7 @@ async def _size(name: str, effort: RolloutEffort, sandbox: Sandbox) -> Json:
     }
 
 
-async def _stock(stack: AsyncExitStack, opening: Opening, options: Vllm) -> dict[str, Way]:
+async def _stock(stack: AsyncExitStack, opening: EngineOptions, options: Vllm) -> dict[str, Way]:
     """Open the stock contenders, on separate engines."""
     engine = await stack.enter_async_context(open_vllm(opening, options))
 

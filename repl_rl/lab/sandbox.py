@@ -15,9 +15,9 @@ from pathlib import Path
 
 from repl_rl.errors import SandboxUnavailable
 from repl_rl.lab.stock import StockConsole, open_stock
-from repl_rl.machine.processes import descendants
 from repl_rl.sandbox import open_sandbox
 from repl_rl.sandbox.base import Sandbox, SandboxSession
+from repl_rl.utils.processes import list_descendants
 
 _LINES = ("x = 1", "1 + 1", "print('a')")
 _ERROR = "1/0"
@@ -163,7 +163,7 @@ async def _rollouts(ours: Sandbox, effort: SandboxEffort) -> dict[str, float]:
 def pss_mib() -> float:
     """Return the proportional memory (PSS) of all processes below this one, MiB."""
     total = 0
-    for pid in descendants(os.getpid()):
+    for pid in list_descendants(os.getpid()):
         try:
             text = Path(f"/proc/{pid}/smaps_rollup").read_text()
         except OSError:

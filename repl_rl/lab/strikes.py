@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from repl_rl.machine.processes import descendants
 from repl_rl.sandbox.docker import OWNER
+from repl_rl.utils.processes import list_descendants
 
 _KIB = 1024
 _WRITTEN_S = 60.0
@@ -74,7 +74,7 @@ def _signals(number: signal.Signals) -> Callable[[Victim], str]:
 
 def _named(family: int, name: str) -> int | None:
     """Return the first descendant of `family` whose command begins with `name`, or None."""
-    for pid in descendants(family):
+    for pid in list_descendants(family):
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode("utf-8", "replace")
         # The process has just ended.

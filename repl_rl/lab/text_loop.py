@@ -9,18 +9,18 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from vllm import LLM, SamplingParams
 
-from repl_rl.engine.kinds import Vllm
-from repl_rl.engine.options import Opening, read_model_folder
-from repl_rl.engine.variables import environment, sockets
-from repl_rl.engine.vllm_setup import arguments, core_environment
+from repl_rl.engine.config import EngineOptions, read_model_folder
+from repl_rl.engine.registry import Vllm
+from repl_rl.engine.vllm_engine import build_process_environment, build_vllm_arguments
+from repl_rl.engine.vllm_subprocess import open_socket_folder, set_environment
 from repl_rl.lab.ways import QUESTION, Stage, Way
-from repl_rl.record.console import prompt
+from repl_rl.trajectory.console_text import choose_prompt
 
 
 @asynccontextmanager
-async def text_loop(opening: Opening, options: Vllm) -> AsyncIterator[Way]:
+async def text_loop(opening: EngineOptions, options: Vllm) -> AsyncIterator[Way]:
     """Start vLLM's `LLM` on a model, and yield the contender that uses it."""
-    with sockets() as variables:
+    with open_socket_folder() as variables:
         llm = await asyncio.to_thread(_start, opening, options, variables)
         try:
             yield lambda stage: _play(llm, stage)
@@ -28,15 +28,15 @@ async def text_loop(opening: Opening, options: Vllm) -> AsyncIterator[Way]:
             await asyncio.to_thread(llm.llm_engine.engine_core.shutdown)
 
 
-def _start(opening: Opening, options: Vllm, variables: Mapping[str, str]) -> LLM:
-    with environment({**core_environment(options), **variables}):
-        given = arguments(opening, read_model_folder(opening), options)
+def _start(opening: EngineOptions, options: Vllm, variables: Mapping[str, str]) -> LLM:
+    with set_environment({**build_process_environment(options), **variables}):
+        given = build_vllm_arguments(opening, read_model_folder(opening), options)
         return LLM(**given | {"skip_tokenizer_init": False})
 
 
 async def _play(llm: LLM, stage: Stage) -> int:
     lengths = stage.plan.lengths()
-    texts = [stage.renderer.prompt(QUESTION, "bare").text] * len(lengths)
+    texts = [stage.renderer.build_prompt(QUESTION, "bare").text] * len(lengths)
     sampled = 0
     async with AsyncExitStack() as stack:
         consoles = [await stack.enter_async_context(stage.sandbox.session()) for _ in lengths]
@@ -50,7 +50,7 @@ async def _play(llm: LLM, stage: Stage) -> int:
             written = [output.outputs[0] for output in outputs]
             codes = [stage.renderer.decode(part.token_ids).rstrip("\n") for part in written]
             results = await asyncio.gather(*(c.push(code) for c, code in zip(consoles, codes, strict=True)))
-            shown = [result.text + prompt(result.more) for result in results]
+            shown = [result.text + choose_prompt(result.incomplete) for result in results]
             texts = [f"{t}{part.text}\n{seen}" for t, part, seen in zip(texts, written, shown, strict=True)]
             sampled += sum(len(part.token_ids) for part in written)
     return sampled

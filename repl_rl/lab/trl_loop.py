@@ -18,9 +18,9 @@ from trl import GRPOConfig, GRPOTrainer
 
 from repl_rl.lab.forced import LONGEST, SHORTEST, Plan
 from repl_rl.lab.ways import QUESTION, Stage
-from repl_rl.machine.cores import cores
-from repl_rl.rollout.renderer import Renderer
+from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.sandbox.base import SandboxSession
+from repl_rl.utils.hardware import count_cores
 
 LENGTH = (SHORTEST + LONGEST) // 2
 TEMPLATE = (
@@ -80,7 +80,7 @@ class TrlLoop:
 def _generate(trainer: GRPOTrainer, rollouts: int) -> None:
     # Generate on all cores, and restore the number of threads afterwards.
     threads = torch.get_num_threads()
-    torch.set_num_threads(cores())
+    torch.set_num_threads(count_cores())
     trainer._sync_tool_dicts = [{"python": trainer.tools[0]}] * rollouts
     trainer._async_tool_dicts = [{}] * rollouts
     try:

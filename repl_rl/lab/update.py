@@ -21,17 +21,16 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from trl.trainer.utils import split_tensor_dict
 
-from repl_rl.credit.advantages import estimator
-from repl_rl.credit.group import Credit
-from repl_rl.credit.tensors import columns
+from repl_rl.credit.advantage_estimators import load_estimator
+from repl_rl.credit.rewards import CreditConfig
 from repl_rl.errors import ReplRLError
 from repl_rl.lab.work import CASES, EOS, PAD, Case, Work
-from repl_rl.record.trajectory import Trajectory
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.fast import TOKENS_PER_PASS_CPU, TOKENS_PER_PASS_GPU
 from repl_rl.trainer.grpo import ReplGRPOTrainer
 from repl_rl.trainer.grpo_config import GRPOTrainer, grpo_args
-from repl_rl.trainer.sharing import Sharing
+from repl_rl.trainer.logprobs import TOKENS_PER_PASS_CPU, TOKENS_PER_PASS_GPU, build_token_columns
+from repl_rl.trainer.plugins.prefix_sharing import PrefixSharing
+from repl_rl.trajectory.trajectory import Trajectory
 
 Side = Literal["ours", "off", "other", "trl"]
 """Variant: ours by default, ours without prefix sharing, the same with another number of rows per pass, and TRL's."""
@@ -127,7 +126,7 @@ def update_cost(work: Work, side: Side, repeats: int, folder: Path) -> tuple[Cos
         _wait()
         update_s.append(_clock() - start)
     peak_mib = _peak() - before
-    told = trainer.scored.metrics if isinstance(trainer, ReplGRPOTrainer) else {}
+    told = trainer.scored_batch.metrics if isinstance(trainer, ReplGRPOTrainer) else {}
     gradients = {name: p.grad.float().cpu().clone() for name, p in model.named_parameters() if p.grad is not None}
     # With several losses per step, each has to score its rows again.
     trainer.num_iterations = 2
@@ -190,10 +189,10 @@ def _ours(model: PreTrainedModel, rollouts: Sequence[Trajectory], folder: Path, 
         task_ids=_tasks(rollouts),
         source=_Replay(rollouts),
         args=grpo_args(config, folder),
-        credit=Credit(estimator("outcome"), config.rewards),
-        tolerance=config.tolerance(),
+        credit=CreditConfig(load_estimator("outcome"), config.rewards),
+        tolerance=config.compute_logprob_tolerance(),
         weights=folder,
-        sharing=Sharing(_refuse) if side == "ours" else None,
+        sharing=PrefixSharing(_refuse) if side == "ours" else None,
     )
     # Another number of rows per pass rounds differently.
     if side == "other":
@@ -212,7 +211,7 @@ def _refuse(what: str) -> None:
 
 
 def _trl(model: PreTrainedModel, rollouts: Sequence[Trajectory], folder: Path) -> GRPOTrainer:
-    rows = columns(rollouts, PAD)
+    rows = build_token_columns(rollouts, PAD)
     ids = {"prompt_ids": rows.prompt_ids, "completion_ids": rows.completion_ids, "logprobs": rows.logprobs}
     config = _config(rollouts)
     args = grpo_args(replace(config, fast=False, micro_batch=config.group_size), folder)

@@ -9,15 +9,15 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from repl_rl.engine.base import Chunk, Sampling
-from repl_rl.engine.kinds import Drive
-from repl_rl.engine.vllm import VllmEngine
+from repl_rl.engine.registry import RequestMode
+from repl_rl.engine.vllm_engine import VllmEngine
 from repl_rl.lab.forced import ForcedRenderer, Plan, TimedEngine
-from repl_rl.record.console import prompt
-from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import ReplSampler, Rollouts
-from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.sandbox.base import Sandbox
 from repl_rl.tasks import Task
+from repl_rl.trajectory.console_text import choose_prompt
+from repl_rl.trajectory.trajectory import Trajectory
 
 QUESTION = "Compute the sum of the first ten numbers and submit it."
 
@@ -58,19 +58,19 @@ async def play(stage: Stage) -> Played:
 
 async def ours(stage: Stage) -> int:
     """Play with one engine session and one console per rollout; no rollout waits for another."""
-    stage.engine.use(Drive.SESSION)
+    stage.engine.set_request_mode(RequestMode.SESSION)
     return _sampled((await play(stage)).trajectories)
 
 
 async def request_a_line(stage: Stage) -> int:
     """Play the same with one new request per line; only the prefix cache is kept between lines."""
-    stage.engine.use(Drive.REQUEST)
+    stage.engine.set_request_mode(RequestMode.REQUEST)
     return _sampled((await play(stage)).trajectories)
 
 
 async def uninterrupted(stage: Stage) -> int:
     """Generate that many tokens without interruption: one request per rollout, no observation, no console."""
-    stage.engine.use(Drive.REQUEST)
+    stage.engine.set_request_mode(RequestMode.REQUEST)
 
     async def one(lengths: Sequence[int]) -> Chunk:
         async with stage.engine.session(_prompt(stage), Sampling()) as session:
@@ -82,7 +82,7 @@ async def uninterrupted(stage: Stage) -> int:
 
 async def bound(stage: Stage) -> int:
     """Sample the same tokens in sessions with observations that are known before: no console, no record."""
-    stage.engine.use(Drive.SESSION)
+    stage.engine.set_request_mode(RequestMode.SESSION)
     known = [[stage.renderer.encode(text) for text in texts] for texts in stage.plan.known()]
 
     async def one(lengths: Sequence[int], observations: Sequence[tuple[int, ...]]) -> int:
@@ -101,7 +101,7 @@ async def lockstep(stage: Stage) -> int:
 
     The slowest rollout determines the time of each batch.
     """
-    stage.engine.use(Drive.REQUEST)
+    stage.engine.set_request_mode(RequestMode.REQUEST)
     lengths = stage.plan.lengths()
     async with AsyncExitStack() as stack:
         sessions = [await stack.enter_async_context(stage.engine.session(_prompt(stage), Sampling())) for _ in lengths]
@@ -115,12 +115,12 @@ async def lockstep(stage: Stage) -> int:
             )
             texts = [stage.renderer.decode(chunk.token_ids).rstrip("\n") for chunk in chunks]
             results = await asyncio.gather(*(c.push(text) for c, text in zip(consoles, texts, strict=True)))
-            observed = [stage.renderer.encode(result.text + prompt(result.more)) for result in results]
+            observed = [stage.renderer.encode(result.text + choose_prompt(result.incomplete)) for result in results]
     return sum(map(sum, lengths))
 
 
 def _prompt(stage: Stage) -> tuple[int, ...]:
-    return stage.renderer.prompt(QUESTION, "bare").token_ids
+    return stage.renderer.build_prompt(QUESTION, "bare").token_ids
 
 
 def _sampled(trajectories: Sequence[Trajectory]) -> int:

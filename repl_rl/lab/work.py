@@ -7,8 +7,8 @@ from typing import Protocol
 
 from transformers import PreTrainedModel
 
-from repl_rl.coldstart.fresh import random_policy
-from repl_rl.record.trajectory import Line, LineEnd, Observed, Prompt, Sampled, Stop, Trajectory
+from repl_rl.sft.create_random_model import make_random_policy
+from repl_rl.trajectory.trajectory import Line, LineEnd, Observed, Prompt, Sampled, Stop, Trajectory
 
 PAD, EOS = 0, 1
 
@@ -42,7 +42,7 @@ class Case:
     def load(self) -> tuple[PreTrainedModel, Sequence[Trajectory]]:
         """See `Work.load`."""
         context_tokens = 2 * self.tokens + self.prompt
-        model = random_policy(self.vocab, PAD, EOS, self.hidden, self.layers, context_tokens=context_tokens)
+        model = make_random_policy(self.vocab, PAD, EOS, self.hidden, self.layers, context_tokens=context_tokens)
         return model, _rollouts(self)
 
 

@@ -75,6 +75,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
         """Apply a binary operator, unless the result is too large."""
+        # Compute the size of the result before the operation, which cannot be interrupted.
         if isinstance(left, int) and isinstance(right, int):
             _refuse_bits(_bits(operator, left, right))
         elif operator == "%" and isinstance(left, str | bytes):
@@ -89,9 +90,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, obj: object, /, *args: object, **kwargs: object) -> object:
         """Call a function or a method, unless the result is too large."""
+        # The sandbox of Jinja wraps methods such as `str.format`.
         bound = getattr(obj, "__wrapped__", obj)
         on, name = getattr(bound, "__self__", None), str(getattr(bound, "__name__", ""))
         if isinstance(on, str | bytes):
+            # An iterator can be consumed once only: count its items in a list.
             if name == "join" and args and isinstance(args[0], Iterable):
                 args = ([*args[0]], *args[1:])
             self._take(self._size_of_method(on, name, (*args, *kwargs.values())))
@@ -131,6 +134,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         total, left = 0, [*values]
         while left and total <= self._limits.most:
             each = left.pop()
+            # Count the attributes that a namespace holds.
             if isinstance(each, Namespace):
                 each = object.__getattribute__(each, "_Namespace__attrs")
             if isinstance(each, Mapping):
@@ -164,6 +168,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             return len(text) + self._fits(_count(text, given[0])) * _length(given[1])
         if name == "translate":
             return len(text) * (self._size(*given) + 1)
+        # The remaining methods pad up to a width.
         widths = [each for each in given if isinstance(each, int)]
         if name == "expandtabs":
             return len(text) + _count(text, "\t" if isinstance(text, str) else b"\t") * max(*widths, 8, 0)
@@ -178,6 +183,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             return _ITEM * widest
         if name in _STRUCTURAL:
             return 0
+        # The remaining filters write their value as text, so its size counts.
         size = self._fits(self._size(value))
         if name == "format":
             mapped = bool(given) and isinstance(given[-1], dict)
@@ -193,6 +199,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def _count_result(self, name: str, function: _Function) -> _Function:
         """Return a filter like `function`, with limits."""
+        # Jinja passes a context, if the filter asks for one, before the value.
         context_first = hasattr(function, "jinja_pass_arg")
 
         @wraps(function)
@@ -206,7 +213,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return count_result
 
     def _check_made(self, value: object) -> object:
-        """Count a result that is at most a few times as large as what it was made from."""
+        """Count a result that is at most a few times as large as its input."""
         if isinstance(value, int):
             _refuse_bits(value.bit_length())
         else:
@@ -225,6 +232,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _Limits(threading.local):
+    """Limits of the render that runs in this thread."""
+
     most = 0
     """Largest size of one value."""
     left = 0
@@ -232,7 +241,7 @@ class _Limits(threading.local):
 
 
 class _Marking(NodeTransformer):
-    """Puts filters where the environment has no hook: at `~`, and around slices."""
+    """Visitor that puts filters where the environment has no hook: at `~`, and around slices."""
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment

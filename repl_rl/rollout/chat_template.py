@@ -13,9 +13,9 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from repl_rl.errors import ConfigError
-from repl_rl.machine.time_limit import limited
 from repl_rl.rollout.bounded_jinja import BoundedEnvironment, TooLarge
-from repl_rl.settings.scalars import Scalar
+from repl_rl.settings.toml_values import Scalar
+from repl_rl.utils.timeouts import call_with_time_limit
 
 Message = Mapping[str, object]
 """Message in the form of chat templates: `role`, `content`, ..."""
@@ -40,7 +40,7 @@ def reads_clock(folder: Path) -> bool:
     return any(_CLOCK in file.read_text(encoding="utf-8", errors="replace") for file in files)
 
 
-def instant(date: str) -> datetime:
+def parse_date(date: str) -> datetime:
     """Parse a date in ISO format.
 
     Raises:
@@ -78,25 +78,25 @@ class ChatTemplate:
         self.tokenizer = tokenizer
         self.name = f"chat template of {source}"
         """Name of the template in error messages."""
-        self.arguments = dict(arguments)
-        self.applied = False
+        self.kwargs = dict(arguments)
+        self.was_applied = False
         """True once the template was applied."""
         self._gives_ids = gives_ids
         self._now = now or datetime.now()
         # An argument that the template ignores would have no effect: refuse it.
-        for key, value in self.arguments.items():
-            if key not in self.reads:
-                known = f"it reads {', '.join(sorted(self.reads))}" if self.reads else "it reads none"
+        for key, value in self.kwargs.items():
+            if key not in self.variable_names:
+                known = f"it reads {', '.join(sorted(self.variable_names))}" if self.variable_names else "it reads none"
                 raise ConfigError(
                     f"chat.{key}", value, f"the {self.name} does not read it, so it has no effect; {known}"
                 )
 
     @property
-    def there(self) -> bool:
+    def exists(self) -> bool:
         """True if the tokenizer has a chat template."""
         return bool(self.tokenizer.chat_template) or self._gives_ids
 
-    def text(
+    def render_text(
         self, messages: Sequence[Message], open_turn: bool, tools: Sequence[Mapping[str, object]] | None = None
     ) -> str:
         """Format `messages` with the template.
@@ -108,9 +108,9 @@ class ChatTemplate:
         """
         if not self.tokenizer.chat_template:
             raise ConfigError(self.name, None, "use a chat model, or --prompt base for a base model")
-        self.applied = True
+        self.was_applied = True
         try:
-            return self._apply(self._told(messages), open_turn, tools)
+            return self._apply(self._adapt_messages(messages), open_turn, tools)
         except ConfigError:
             raise
         # A template is foreign code, which may raise anything.
@@ -118,7 +118,7 @@ class ChatTemplate:
             reason = " ".join(str(error).split())[:300] or type(error).__name__
             raise ConfigError(self.name, reason, "it refuses this conversation") from error
 
-    def ids(self, messages: Sequence[Message]) -> tuple[int, ...] | None:
+    def render_ids(self, messages: Sequence[Message]) -> tuple[int, ...] | None:
         """Return the ids of `messages`, followed by the beginning of the policy's turn.
 
         None means that this template returns text.
@@ -136,7 +136,7 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": open_turn,
             _CLOCK: self._now.strftime,
-            **self.arguments,
+            **self.kwargs,
         }
         # The limit grows with the messages, which may be long themselves.
         most = _MOST_CHARS + 4 * sum(len(str(message.get("content"))) for message in messages)
@@ -146,7 +146,7 @@ class ChatTemplate:
 
         # A template is foreign code that may never end: bound its CPU time.
         try:
-            return limited(apply, APPLY_S)
+            return call_with_time_limit(apply, APPLY_S)
         except TooLarge as error:
             raise ConfigError(self.name, str(error), "it writes more than a model reads; use another") from error
         except TimeoutError as error:
@@ -154,18 +154,18 @@ class ChatTemplate:
         except MemoryError as error:
             raise ConfigError(self.name, "out of memory", "it writes more than fits; use another model") from error
 
-    def _told(self, messages: Sequence[Message]) -> Sequence[Message]:
+    def _adapt_messages(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Return `messages` in the form that this template accepts.
 
         A system message is merged into the first question if the template takes none. Contents are text, or become a
         list with one text part.
         """
         if messages and messages[0]["role"] == "system" and not self._takes_system:
-            messages = _folded(messages)
-        return [self._in_parts(each) for each in messages] if self._wants_parts else messages
+            messages = _fold_system_message(messages)
+        return [self._split_into_parts(each) for each in messages] if self._wants_parts else messages
 
     @staticmethod
-    def _in_parts(message: Message) -> Message:
+    def _split_into_parts(message: Message) -> Message:
         return {**message, "content": [{"type": "text", "text": message["content"]}]}
 
     @cached_property
@@ -177,7 +177,7 @@ class ChatTemplate:
     def _wants_parts(self) -> bool:
         """True if the template ignores text and writes text parts, as templates of vision models do."""
         user: Message = {"role": "user", "content": _PROBE}
-        return not self._writes([user]) and self._writes([self._in_parts(user)])
+        return not self._renders_all([user]) and self._renders_all([self._split_into_parts(user)])
 
     @cached_property
     def _takes_system(self) -> bool:
@@ -187,14 +187,15 @@ class ChatTemplate:
         """
         asked: list[Message] = [{"role": "system", "content": _PROBE}, {"role": "user", "content": "?"}]
         tried = [
-            [self._in_parts(each) for each in way] if self._wants_parts else way for way in (asked, _folded(asked))
+            [self._split_into_parts(each) for each in way] if self._wants_parts else way
+            for way in (asked, _fold_system_message(asked))
         ]
-        if self._writes(tried[0]) or not self._writes(tried[1]):
+        if self._renders_all(tried[0]) or not self._renders_all(tried[1]):
             return True
         _log.warning("the %s takes no system message: its text goes before the first question", self.name)
         return False
 
-    def _writes(self, messages: Sequence[Message]) -> bool:
+    def _renders_all(self, messages: Sequence[Message]) -> bool:
         try:
             return _PROBE in self._apply(messages, True, None)
         except ConfigError:
@@ -204,7 +205,7 @@ class ChatTemplate:
             return False
 
     @cached_property
-    def reads(self) -> frozenset[str]:
+    def variable_names(self) -> frozenset[str]:
         """Names that the template reads, except the messages and the arguments that every template gets."""
         found = self.tokenizer.chat_template
         if self._gives_ids or not found:
@@ -212,14 +213,14 @@ class ChatTemplate:
         texts = found.values() if isinstance(found, dict) else [found]
         given = {*inspect.signature(self.tokenizer.apply_chat_template).parameters, *_GIVEN}
         try:
-            names = {name for text in texts for name in _arguments(text)}
+            names = {name for text in texts for name in _find_template_variables(text)}
         except (TemplateError, RecursionError) as error:
             raise ConfigError(self.name, str(error), "it is not a template of Jinja; use another model") from error
         # The tokenizer passes its special tokens, such as `bos_token`.
         return frozenset(name for name in names - given if not name.endswith("_token"))
 
 
-def _folded(messages: Sequence[Message]) -> Sequence[Message]:
+def _fold_system_message(messages: Sequence[Message]) -> Sequence[Message]:
     """Return `messages` with the system text before the first question's text, separated by a blank line."""
     if len(messages) < 2 or messages[1]["role"] != "user":
         return messages
@@ -227,7 +228,7 @@ def _folded(messages: Sequence[Message]) -> Sequence[Message]:
     return [{**first, "content": f"{system['content']}\n\n{first['content']}"}, *messages[2:]]
 
 
-def _arguments(text: str) -> set[str]:
+def _find_template_variables(text: str) -> set[str]:
     """Return the names that a template expects from its caller.
 
     The template never assigns them, or only if they are missing.

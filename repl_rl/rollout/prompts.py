@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from repl_rl.errors import ConfigError
-from repl_rl.machine.assets import asset
-from repl_rl.record.console import PS1
+from repl_rl.trajectory.console_text import PS1
+from repl_rl.utils.package_data import find_asset
 
 TEMPLATES = ("bare", "base", "few_shot", "chat", "chat_few_shot")
 """Names of the shipped prompt templates, which are files in `prompts/`."""
@@ -19,7 +19,7 @@ _ROLE = re.compile(r"^\[(user|assistant)\]\n", re.MULTILINE)
 """Header of a turn in a worked example."""
 
 
-class Example(NamedTuple):
+class FewShotExample(NamedTuple):
     """Worked example at the beginning of a chat: one turn of the user and one of the policy."""
 
     question: str
@@ -28,7 +28,7 @@ class Example(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class FilledTemplate:
     """Prompt template with its placeholders filled in."""
 
     system: str | None
@@ -39,11 +39,11 @@ class Start:
     """Beginning of the console: the banner, if the template shows it, and the first prompt."""
     question: str
     """User message for the model's chat template."""
-    examples: tuple[Example, ...] = ()
+    examples: tuple[FewShotExample, ...] = ()
     """Few-shot examples: turns between the system message and the question."""
 
 
-def template(wanted: str) -> str:
+def load_template(wanted: str) -> str:
     """Return a prompt template as a run records it: a shipped one by name, any other with its whole text.
 
     Args:
@@ -66,7 +66,7 @@ def template(wanted: str) -> str:
     return OWN + text.removesuffix("\n")
 
 
-def refuse_file(thing: str, wanted: str) -> None:
+def validate_recorded_template(thing: str, wanted: str) -> None:
     """Refuse a recorded template that names a file.
 
     A run records the text. A run from someone else could name any file on this machine.
@@ -78,17 +78,17 @@ def refuse_file(thing: str, wanted: str) -> None:
         raise ConfigError(thing, wanted, f"choose one of {', '.join(TEMPLATES)}, or record the text after {OWN!r}")
 
 
-def declaring(question: str, functions: Sequence[str]) -> str:
+def add_function_declarations(question: str, functions: Sequence[str]) -> str:
     """Return a question with the declarations of host functions; () leaves it unchanged."""
     if not functions:
         return question
-    told = asset("prompts/host.txt").read_text().removesuffix("\n")
+    template = find_asset("prompts/host.txt").read_text().removesuffix("\n")
     listed = "\n".join(f"#   {function}" for function in functions)
-    return told.replace("{functions}", listed).replace(_QUESTION, question)
+    return template.replace("{functions}", listed).replace(_QUESTION, question)
 
 
-def start(wanted: str, question: str, version: str, told: str = "") -> Start:
-    """Fill in a template (see `template`) for a question, in the console of Python `version`.
+def fill_template(wanted: str, question: str, version: str, told: str = "") -> FilledTemplate:
+    """Fill in a template (see `load_template`) for a question, in the console of Python `version`.
 
     The description of the task's workspace replaces {workspace}. It follows the question if the template has no such
     placeholder.
@@ -102,25 +102,27 @@ def start(wanted: str, question: str, version: str, told: str = "") -> Start:
     Raises:
         ConfigError: the template does not exist, or its turns do not alternate.
     """
-    known = template(wanted)
+    known = load_template(wanted)
     own = known.startswith(OWN)
-    text = known.removeprefix(OWN) if own else asset(f"prompts/{known}.txt").read_text()
+    text = known.removeprefix(OWN) if own else find_asset(f"prompts/{known}.txt").read_text()
     if _WORKSPACE not in text:
         question = f"{question} {told}" if told else question
-    banner = asset("prompts/banner.txt").read_text().replace("{version}", version)
+    banner = find_asset("prompts/banner.txt").read_text().replace("{version}", version)
     # Without a place for the question, the text is the system message of a chat.
     if _QUESTION not in text:
         system, examples = _split_turns(text)
-        return Start(system.replace(_WORKSPACE, told), "", PS1 if examples else banner + PS1, question, examples)
+        return FilledTemplate(
+            system.replace(_WORKSPACE, told), "", PS1 if examples else banner + PS1, question, examples
+        )
     # Plain text: split off the first prompt and a banner before it, which belong to the console.
     plain = text.removesuffix(PS1)
     shown = plain.endswith(_BANNER)
     console = (banner if shown else "") + text[len(plain) :]
     head = plain.removesuffix(_BANNER).replace(_BANNER, banner).replace(_WORKSPACE, told).replace(_QUESTION, question)
-    return Start(None, head, console, question)
+    return FilledTemplate(None, head, console, question)
 
 
-def _split_turns(text: str) -> tuple[str, tuple[Example, ...]]:
+def _split_turns(text: str) -> tuple[str, tuple[FewShotExample, ...]]:
     """Split a chat template's text into its system message and its worked examples."""
     system, *turns = _ROLE.split(text)
     roles, texts = turns[::2], [turn.strip() for turn in turns[1::2]]
@@ -128,5 +130,7 @@ def _split_turns(text: str) -> tuple[str, tuple[Example, ...]]:
         remedy = "let a line [user] with its question come before each [assistant] with its console session"
         raise ConfigError("turns of the prompt", ", ".join(roles), remedy)
     # Each line of a session ends with a newline, and so does the text; the end of the policy's turn follows it.
-    examples = tuple(Example(asked, f"{session}\n") for asked, session in zip(texts[::2], texts[1::2], strict=True))
+    examples = tuple(
+        FewShotExample(asked, f"{session}\n") for asked, session in zip(texts[::2], texts[1::2], strict=True)
+    )
     return system.strip(), examples

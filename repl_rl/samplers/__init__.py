@@ -1,5 +1,5 @@
 """Samplers other than the line console, and their lookup by name."""
 
-from repl_rl.samplers.loading import load_sampler, sampler_of, sampler_options
+from repl_rl.samplers.load_sampler import choose_sampler, get_sampler_options, load_sampler
 
-__all__ = ["load_sampler", "sampler_of", "sampler_options"]
+__all__ = ["choose_sampler", "get_sampler_options", "load_sampler"]

@@ -9,17 +9,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from repl_rl.deprecations import keeps_old_names
 from repl_rl.errors import ConfigError, UserCodeError
-from repl_rl.machine.threads import in_thread
-from repl_rl.record.trajectory import LineEnd, Prompt
 from repl_rl.rollout.episode import Episode
-from repl_rl.rollout.renderer import Renderer
-from repl_rl.rollout.sampler import RolloutSampler
-from repl_rl.samplers.chat import ChatFormat, opening
+from repl_rl.rollout.sampler_base import RolloutSampler
+from repl_rl.rollout.token_renderer import Renderer
+from repl_rl.samplers.chat_format import ChatFormat, build_opening_prompt
 from repl_rl.tasks import Task
+from repl_rl.trajectory.trajectory import LineEnd, Prompt
+from repl_rl.utils.timeouts import run_in_thread
 
 SOLVED, NOT_SOLVED = "solved", "not solved"
+"""Answers that are submitted when an environment is done."""
 FAMILY = "environment"
+"""Family of the tasks that `EnvironmentSampler.make_tasks` makes."""
 
 
 class Environment(Protocol):
@@ -38,16 +41,16 @@ class Environment(Protocol):
         """
 
 
-Make = Callable[[Task], Environment]
+MakeEnvironment = Callable[[Task], Environment]
 """Function that makes the environment of one rollout from the task alone, so that all its rollouts start the same."""
 
-Start = Callable[[Environment, Task], object]
+ResetEnvironment = Callable[[Environment, Task], object]
 """Function that resets an environment for a task, such as by a seed. It returns the result of `reset`, or an awaitable
 of it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class EnvironmentStep:
     """Result of one step of an environment."""
 
     observation: object
@@ -55,6 +58,7 @@ class Step:
     done: bool = False
 
 
+@keeps_old_names
 class EnvironmentSampler(RolloutSampler):
     """Sampler in which turns of the policy are actions of an environment.
 
@@ -65,27 +69,27 @@ class EnvironmentSampler(RolloutSampler):
 
     def __init__(
         self,
-        make: Make,
+        make: MakeEnvironment,
         *,
         action: Callable[[str], object] = str.strip,
         show: Callable[[object], str] = str,
         chat: bool = True,
         solved_at: float = 1.0,
         system: str = "",
-        start: Start = lambda environment, task: environment.reset(),
+        start: ResetEnvironment = lambda environment, task: environment.reset(),
         per_turn: bool = True,
     ) -> None:
         """Create the sampler.
 
         Args:
-            make: see `Make`.
+            make: see `MakeEnvironment`.
             action: function from the policy's text to an action.
             show: function from an observation to text.
             chat: True uses turns and user messages in the model's chat format. False uses one line per action and one
                 per observation.
             solved_at: sum of rewards that counts as solved.
             system: system message or text before the question; "" for none.
-            start: see `Start`; for environments whose `reset` needs arguments that `make` cannot give.
+            start: see `ResetEnvironment`; for environments whose `reset` needs arguments that `make` cannot give.
             per_turn: True also rewards each turn with the reward of its step, in addition to the outcome. An estimator
                 that adds rewards up then counts it twice. False uses the outcome only.
         """
@@ -100,15 +104,15 @@ class EnvironmentSampler(RolloutSampler):
         self.rehearsals = (("1", "2", "3", "4"),) if chat else (("1\n2\n3\n4\n",),)
 
     def prompt(self, task: Task, renderer: Renderer, template: str, version: str) -> Prompt:
-        return opening(renderer, self.system, task.question, "chat" if self.chat else "bare")
+        return build_opening_prompt(renderer, self.system, task.question, "chat" if self.chat else "bare")
 
     def check_policy(self, renderer: Renderer, template: str) -> None:
         """See `RolloutSampler.check_policy`. The template must be able to write an observation."""
         super().check_policy(renderer, template)
         if self.chat:
-            ChatFormat(renderer).reply([{"role": "user", "content": "?"}], 16)
+            ChatFormat(renderer).encode_reply([{"role": "user", "content": "?"}], 16)
 
-    async def tasks(self, count: int) -> list[Task]:
+    async def make_tasks(self, count: int) -> list[Task]:
         """Return `count` tasks (>= 1) whose questions are the first observations of environments made for them.
 
         `make` gets tasks of which only the `id` is meaningful ("0", "1", ...); use it as the seed.
@@ -121,12 +125,13 @@ class EnvironmentSampler(RolloutSampler):
         found = []
         for i in range(count):
             name = str(i)
+            # The question is not known yet, so the environment gets a task with an id only.
             named = Task(name, f"environment {name}", SOLVED)
             environment = self.make(named)
             try:
-                text = self.show(_first(await _call(self.start, environment, named)))
+                text = self.show(_get_first_observation(await _call_function(self.start, environment, named)))
             finally:
-                await _close(environment)
+                await _close_environment(environment)
             if not text.strip():
                 raise ConfigError(f"first observation of environment {name}", text, "write questions of your own")
             found.append(Task(name, text, SOLVED, family=FAMILY))
@@ -135,67 +140,76 @@ class EnvironmentSampler(RolloutSampler):
     async def rollout(self, episode: Episode) -> None:
         environment = self.make(episode.task)
         try:
-            first = self.show(_first(await _call(self.start, environment, episode.task)))
+            first = self.show(_get_first_observation(await _call_function(self.start, environment, episode.task)))
             # The prompt holds the observation from when the task was made, so this one must be the same.
             if episode.task.family == FAMILY and first != episode.task.question:
                 message = f"environment {episode.task.id} starts with {first!r:.80}, its task says otherwise"
                 raise UserCodeError(f"{message}; make() must give the same one for the same task")
             await self._play(episode, environment)
         finally:
-            await _close(environment)
+            await _close_environment(environment)
 
     async def _play(self, episode: Episode, environment: Environment) -> None:
+        """Alternate actions and observations until the environment is done or the rollout has ended."""
         total = 0.0
         while not episode.ended:
-            line = await (episode.turn() if self.chat else episode.sample())
+            line = await (episode.sample_turn() if self.chat else episode.sample())
+            # A truncated action is not sent to the environment.
             if line.end is LineEnd.LENGTH:
                 return
-            step = _step(await _call(environment.step, self.action(line.text)))
+            step = _parse_step(await _call_function(environment.step, self.action(line.text)))
             total += step.reward
             # Set after every step, so that it is right wherever the rollout ends.
-            episode.outcome(total, name="environment")
+            episode.set_outcome(total, name="environment")
             if self.per_turn:
                 episode.reward(step.reward, name="environment")
             if step.done:
                 episode.submit(SOLVED if total >= self.solved_at else NOT_SOLVED)
             elif not episode.ended:
-                self._tell(episode, self.show(step.observation))
+                self._append_message(episode, self.show(step.observation))
 
-    def _tell(self, episode: Episode, text: str) -> None:
+    def _append_message(self, episode: Episode, text: str) -> None:
         if self.chat:
             message = {"role": "user", "content": text}
             chat = ChatFormat(episode.renderer)
-            episode.observe(chat.reply([message], episode.limits.max_observation_tokens))
+            episode.observe(chat.encode_reply([message], episode.limits.max_observation_tokens))
         else:
             episode.observe(text + "\n")
 
 
-async def _call(function: Callable[..., object], *args: object) -> object:
+async def _call_function(function: Callable[..., object], *args: object) -> object:
+    """Call a function of the user: an async function here, any other in a thread."""
     # A plain method may block, or return an awaitable.
     if inspect.iscoroutinefunction(function):
         return await function(*args)
-    value = await in_thread(partial(function, *args), "environment")
+    value = await run_in_thread(partial(function, *args), "environment")
     return await value if inspect.isawaitable(value) else value
 
 
-async def _close(environment: Environment) -> None:
+async def _close_environment(environment: Environment) -> None:
+    """Call `close()` of an environment that has one."""
     close = getattr(environment, "close", None)
     if callable(close):
-        await _call(close)
+        await _call_function(close)
 
 
-def _first(value: object) -> object:
+def _get_first_observation(value: object) -> object:
     """Return the observation in the result of `reset`."""
     if isinstance(value, tuple):
         return value[0]
     return getattr(value, "observation", value)
 
 
-def _step(value: object) -> Step:
+def _parse_step(value: object) -> EnvironmentStep:
+    """Convert the result of `step`: a tuple of gymnasium or AReaL, or an object as from OpenEnv clients.
+
+    Raises:
+        UserCodeError: it is neither.
+    """
     # Between reward and info there are one or two flags that end the episode.
     if isinstance(value, tuple) and len(value) in (4, 5):
-        return Step(value[0], float(value[1]), any(map(bool, value[2:-1])))
+        return EnvironmentStep(value[0], float(value[1]), any(map(bool, value[2:-1])))
     if not hasattr(value, "observation"):
         raise UserCodeError(f"the environment's step returned {value!r:.80}; see repl_rl.samplers.environment")
     reward = getattr(value, "reward", None)
-    return Step(value.observation, float(reward or 0.0), bool(getattr(value, "done", False)))
+    return EnvironmentStep(value.observation, float(reward or 0.0), bool(getattr(value, "done", False)))

@@ -7,16 +7,22 @@ from functools import wraps
 from importlib import import_module
 
 from repl_rl.errors import ConfigError
-from repl_rl.samplers.schemas import check_tool, wrong_argument
-from repl_rl.samplers.tools import Call, CallResult, Function, Toolbox
-from repl_rl.tasks.environments import EnvironmentTask, Installed
+from repl_rl.samplers.tool_call_parsing import (
+    Toolbox,
+    ToolCall,
+    ToolFunction,
+    ToolResult,
+    find_wrong_argument,
+    validate_tool_schema,
+)
+from repl_rl.tasks.environments import EnvironmentTask, VerifiersEnvironment
 
 
-class Tools:
+class VerifiersTools:
     """Tools of one rollout, by the names that the policy uses."""
 
     def __init__(
-        self, installed: Installed, task: EnvironmentTask, state: object = None, timeout_s: float = 10.0
+        self, installed: VerifiersEnvironment, task: EnvironmentTask, state: object = None, timeout_s: float = 10.0
     ) -> None:
         """Collect the tools.
 
@@ -28,54 +34,56 @@ class Tools:
         """
         self.toolsets = list(task.toolsets(task.config))
         self.schemas: dict[str, Mapping[str, object]] = {}
-        functions: list[Function] = []
+        functions: list[ToolFunction] = []
         for toolset in self.toolsets:
-            # A tool server would get the state through a channel.
+            # A tool server would get the state through a channel. In this process it is set directly.
             if isinstance(state, vars(toolset)["_state_cls"]):
                 vars(toolset)["_inert_state"] = state
-            for function in installed.part("utils.decorators").discover_decorated(toolset, "tool"):
+            for function in installed.import_submodule("utils.decorators").discover_decorated(toolset, "tool"):
                 plain = getattr(function, "tool_name", None) or function.__name__
                 name = f"{toolset.server_name}_{plain}" if toolset.server_name else plain
                 if name in self.schemas:
-                    raise ConfigError(f"tool of the {installed.thing}", name, "two have this name")
-                self.schemas[name] = _schema(name, function)
-                functions.append(_named(name, function))
+                    raise ConfigError(f"tool of the {installed.label}", name, "two have this name")
+                self.schemas[name] = _build_tool_schema(name, function)
+                functions.append(_wrap_tool(name, function))
         self._toolbox = Toolbox(functions, timeout_s) if functions else None
 
-    async def run(self, call: Call | CallResult) -> str:
+    async def run(self, call: ToolCall | ToolResult) -> str:
         """Run a call and return its result as text for the policy."""
-        if isinstance(call, CallResult) or self._toolbox is None:
-            return call.text if isinstance(call, CallResult) else f"NameError: there is no tool {call.name!r}"
+        if isinstance(call, ToolResult) or self._toolbox is None:
+            return call.text if isinstance(call, ToolResult) else f"NameError: there is no tool {call.name!r}"
+        # The toolbox reports unknown names and missing arguments, so check only the types here.
         schema = self.schemas.get(call.name)
-        wrong = wrong_argument(schema, call.kwargs) if schema is not None else None
+        wrong = find_wrong_argument(schema, call.kwargs) if schema is not None else None
         return f"TypeError: {call.name}(): {wrong}" if wrong is not None else (await self._toolbox.run(call)).text
 
 
-def _schema(name: str, function: Function) -> Mapping[str, object]:
+def _build_tool_schema(name: str, function: ToolFunction) -> Mapping[str, object]:
     """Return the schema that the environment's server would offer, from the function's annotations and docstring."""
-    # Made by the library that `verifiers` uses for its servers.
+    # The schema is made by the library that `verifiers` uses for its servers.
     made = import_module("mcp.server.mcpserver.tools").Tool.from_function(function, name=name)
     about = {"name": name, "description": inspect.getdoc(function) or "", "parameters": made.parameters}
     schema = {"type": "function", "function": about}
-    check_tool(name, schema)
+    validate_tool_schema(name, schema)
     return schema
 
 
-def _named(name: str, function: Function) -> Function:
+def _wrap_tool(name: str, function: ToolFunction) -> ToolFunction:
     """Return the function under the name that the policy uses. Its result becomes text as on the tool's server."""
 
     @wraps(function)
-    def call(*args: object, **kwargs: object) -> object:
+    def call_tool(*args: object, **kwargs: object) -> object:
         value = function(*args, **kwargs)
-        return _later(value) if inspect.isawaitable(value) else _told(value)
+        return _await_text(value) if inspect.isawaitable(value) else _format_result(value)
 
-    call.__name__ = name
-    return call
-
-
-async def _later(value: Awaitable[object]) -> str:
-    return _told(await value)
+    call_tool.__name__ = name
+    return call_tool
 
 
-def _told(value: object) -> str:
+async def _await_text(value: Awaitable[object]) -> str:
+    """Return the result of an async tool as text."""
+    return _format_result(await value)
+
+
+def _format_result(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str, indent=2)

@@ -7,38 +7,38 @@ guarantees.
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 
-from repl_rl.sandbox.base import Births, Limits, PushResult, Sandbox, SandboxKind, SandboxSession
+from repl_rl.sandbox.base import Limits, LineResult, Sandbox, SandboxConfig, SandboxOptions, SandboxSession
 from repl_rl.sandbox.docker import Docker
-from repl_rl.sandbox.gateway import Gateway
 from repl_rl.sandbox.inprocess import InProcessSandbox
+from repl_rl.sandbox.jupyter_gateway import Gateway
 from repl_rl.sandbox.local import Local
-from repl_rl.sandbox.nodes import Nodes
 from repl_rl.sandbox.unsafe import Unsafe
-from repl_rl.settings.seams import Seam
+from repl_rl.settings.component_registry import Registry
 
 __all__ = [
     "SANDBOXES",
-    "Births",
     "Docker",
     "Gateway",
     "InProcessSandbox",
     "Limits",
+    "LineResult",
     "Local",
-    "Nodes",
-    "PushResult",
     "Sandbox",
-    "SandboxKind",
+    "SandboxConfig",
+    "SandboxOptions",
     "SandboxSession",
     "Unsafe",
     "open_sandbox",
 ]
 
-SANDBOXES: Seam[SandboxKind] = Seam("sandbox", {kind.kind: kind for kind in (Local, Docker, Gateway, Nodes, Unsafe)})
+SANDBOXES: Registry[SandboxConfig] = Registry(
+    "sandbox", {kind.kind: kind for kind in (Local, Docker, Gateway, Unsafe)}, ["repl_rl.sandboxes"]
+)
 """Registry of all sandboxes that can be chosen by name."""
 
 
 def open_sandbox(
-    kind: SandboxKind | str,
+    kind: SandboxConfig | str,
     *,
     limits: Limits | None = None,
     preload: Sequence[str] = (),
@@ -59,4 +59,4 @@ def open_sandbox(
         ConfigError: no sandbox has this name.
         SandboxUnavailable: this machine cannot provide the sandbox's isolation. Weaker isolation is never used instead.
     """
-    return SANDBOXES.chosen(kind).open(Births(limits or Limits(), preload, warm, starting))
+    return SANDBOXES.resolve(kind).open(SandboxOptions(limits or Limits(), preload, warm, starting))

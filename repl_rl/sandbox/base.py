@@ -1,4 +1,9 @@
-"""Interface between rollouts and sandboxes: fresh, isolated consoles that run one physical line at a time."""
+"""Interface between rollouts and sandboxes: fresh, isolated consoles that run one physical line at a time.
+
+A user chooses a sandbox by its `SandboxConfig`. It opens a `Sandbox`, which leases one `SandboxSession` per rollout.
+The `Supports` protocols are optional. `push_lines` runs a policy's line that has several physical lines, because a
+token can contain more than one newline.
+"""
 
 import sys
 from abc import ABC, abstractmethod
@@ -8,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Protocol, runtime_checkable
 
+from repl_rl.deprecations import bind_protocol_methods, keeps_old_names
 from repl_rl.errors import ConfigError
-from repl_rl.record.line import LineStatus, refuse, refuse_unless_duration
-from repl_rl.record.setup import Setup
-from repl_rl.settings.bounds import Above, AtLeast, check_fields
+from repl_rl.settings.value_bounds import Above, AtLeast, check_fields
+from repl_rl.trajectory.trajectory import LineStatus, WorkspaceContent, check_duration, raise_invariant_error
 
 OPEN_FILES = 64
 """Maximum file descriptors per process in a console. Lines of rollouts open fewer, and the host has far more."""
@@ -42,26 +47,27 @@ class Limits:
         check_fields(self, "limits")
 
 
+@keeps_old_names
 @dataclass(frozen=True, slots=True)
-class PushResult:
+class LineResult:
     """Result of one physical line."""
 
     text: str
     """Exact output in order (stdout, stderr, echo, traceback). Empty if the line printed nothing."""
-    more: bool
+    incomplete: bool
     """True if the cell is incomplete. The next prompt is then "... " instead of ">>> "."""
     status: LineStatus
     answer: str | None
     """Argument of `submit_final_answer(...)`. None means that this line did not call it."""
     elapsed_s: float
     """Wall-clock time, seconds."""
-    cut: bool = False
+    truncated: bool = False
     """True if the output exceeded `Limits.output_bytes`, so a marker replaced its middle."""
 
     def __post_init__(self) -> None:
-        refuse_unless_duration("PushResult.elapsed_s", self.elapsed_s)
+        check_duration("LineResult.elapsed_s", self.elapsed_s)
         if (self.answer is not None) != (self.status is LineStatus.ANSWERED):
-            refuse("PushResult.answer", self.answer, f"status {self.status!s} and an answer must agree")
+            raise_invariant_error("LineResult.answer", self.answer, f"status {self.status!s} and an answer must agree")
 
 
 class SandboxSession(Protocol):
@@ -71,7 +77,7 @@ class SandboxSession(Protocol):
     def ended(self) -> bool:
         """True once no further line can be pushed (answered, exited, killed, fault)."""
 
-    async def push(self, line: str) -> PushResult:
+    async def push(self, line: str) -> LineResult:
         """Run ONE physical line, given without its newline. Errors of the line itself raise nothing here.
 
         Raises:
@@ -80,7 +86,7 @@ class SandboxSession(Protocol):
         """
 
 
-class Host(Protocol):
+class HostCallHandler(Protocol):
     """Handler of the host function calls that lines of one console make. Calls and replies are JSON, as bytes."""
 
     @property
@@ -91,7 +97,7 @@ class Host(Protocol):
     def argument_bytes(self) -> int:
         """Maximum size of a call, bytes."""
 
-    async def answer(self, call: bytes) -> bytes:
+    async def answer_call(self, call: bytes) -> bytes:
         """Return `{"answer": value}` or `{"error": text}` for `{"name": ..., "args": [...], "kwargs": {...}}`.
 
         A call is untrusted bytes. Any error in the call or in the function becomes an error in the reply. The call is
@@ -100,35 +106,23 @@ class Host(Protocol):
 
 
 @runtime_checkable
-class Calling(Protocol):
+class SupportsHostFunctions(Protocol):
     """Console whose lines can call functions of the host."""
 
-    def offer(self, host: Host) -> None:
+    def offer_functions(self, host: HostCallHandler) -> None:
         """Let lines call these functions, from the first line on. Call it before the first line."""
 
 
 @runtime_checkable
-class Continuing(Protocol):
+class SupportsContinue(Protocol):
     """Console that can run further lines after a final answer."""
 
-    def go_on(self) -> None:
+    def continue_after_answer(self) -> None:
         """Discard the answer, if any, so that lines run and another answer can be given.
 
         Raises:
             ConfigError: the console ended for another reason.
         """
-
-
-def refuse_unfit(line: str, *, ended: bool) -> None:
-    """Reject a line that no console accepts.
-
-    Raises:
-        ConfigError: `line` contains a newline, or the session has ended.
-    """
-    if "\n" in line:
-        raise ConfigError("line", line, "push one physical line, without its newline")
-    if ended:
-        raise ConfigError("session", "ended", "take a fresh session; look at `ended` before each push")
 
 
 class Sandbox(Protocol):
@@ -143,10 +137,10 @@ class Sandbox(Protocol):
 
 
 @runtime_checkable
-class Preparing(Protocol):
+class SupportsWorkspace(Protocol):
     """Sandbox whose consoles can begin with a task's workspace. All bundled sandboxes support this."""
 
-    def prepared(self, setup: Setup) -> AbstractAsyncContextManager[SandboxSession]:
+    def open_workspace_session(self, setup: WorkspaceContent) -> AbstractAsyncContextManager[SandboxSession]:
         """Lease a fresh console that begins with the workspace `setup`. Consoles of one workspace share no state.
 
         Raises:
@@ -154,61 +148,49 @@ class Preparing(Protocol):
         """
 
 
-def console_of(sandbox: Sandbox, setup: Setup | None) -> AbstractAsyncContextManager[SandboxSession]:
-    """Return a lease of a fresh console of `sandbox`. `setup` is its workspace; None means an empty console.
-
-    Raises:
-        ConfigError: the sandbox does not support workspaces.
-    """
-    if setup is None:
-        return sandbox.session()
-    if isinstance(sandbox, Preparing):
-        return sandbox.prepared(setup)
-    remedy = "its consoles cannot begin with a task's workspace; give it the method `prepared`, or use another"
-    raise ConfigError("sandbox", sandbox.name, remedy)
-
-
+@keeps_old_names
 @dataclass(frozen=True, slots=True)
-class Births:
+class SandboxOptions:
     """Options of a sandbox for the consoles that it starts."""
 
     limits: Limits = field(default_factory=Limits)
     preload: Sequence[str] = ()
     """Modules to import before any console starts, so that a console imports them at no cost."""
-    warm: Annotated[int, AtLeast(0)] = 8
+    pool_size: Annotated[int, AtLeast(0)] = 8
     """Consoles kept alive, leased ones included (>= 0)."""
-    starting: Annotated[int, AtLeast(1)] = 4
+    max_concurrent_starts: Annotated[int, AtLeast(1)] = 4
     """Consoles that start at the same time, at most (>= 1)."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
 
-class SandboxKind(ABC):
+@keeps_old_names
+class SandboxConfig(ABC):
     """Sandbox that a user can choose: a frozen dataclass whose fields are its options.
 
-    A new sandbox needs a file with such a class, and one entry of the table in `repl_rl.sandbox` or
-    `SANDBOXES.add(kind)`.
+    A new sandbox needs a file with such a class. `SANDBOXES.register(kind)` makes it known, or, in a package, an entry
+    point of the group `repl_rl.sandboxes`.
     """
 
     kind: ClassVar[str]
     about: ClassVar[str]
     isolates: ClassVar[bool] = True
     """False means that this package does not isolate lines from the host, so isolation is not checked."""
-    elsewhere: ClassVar[bool] = False
+    is_remote: ClassVar[bool] = False
     """True if its consoles run on other machines."""
-    unlimited: ClassVar[frozenset[str]] = frozenset()
-    """Limits that it does not enforce, by the names of their checks in `sandbox.conformance.limits`."""
+    unenforced_limits: ClassVar[frozenset[str]] = frozenset()
+    """Limits that it does not enforce, by the names of their checks in `sandbox.conformance.limits_and_workspaces`."""
 
     @abstractmethod
-    def open(self, births: Births) -> AbstractAsyncContextManager[Sandbox]:
+    def open(self, births: SandboxOptions) -> AbstractAsyncContextManager[Sandbox]:
         """Open the sandbox for the duration of an `async with`.
 
         Raises:
             SandboxUnavailable: this machine cannot provide its isolation. Weaker isolation is never used instead.
         """
 
-    def refuse_unasked(self, where: str) -> None:
+    def validate_recorded_choice(self, where: str) -> None:
         """Reject a sandbox that a stored run chose and this machine's user did not. The run may come from a stranger.
 
         Args:
@@ -218,31 +200,94 @@ class SandboxKind(ABC):
             ConfigError: the sandbox does not isolate, has its consoles on other machines, or names a container image.
         """
         reason = "its lines would run without isolation" if not self.isolates else ""
-        reason = reason or ("its consoles are on other machines" if self.elsewhere else "")
+        reason = reason or ("its consoles are on other machines" if self.is_remote else "")
         if reason:
             remedy = f"{reason}; choose --sandbox local, or --sandbox {self.kind} if you want that (sandbox= in Python)"
             raise ConfigError(f"sandbox in {where}", self.kind, remedy)
         # A container image or runtime that a stranger chose is a stranger's program.
-        if self.with_usual_programs() != self:
+        if self.with_default_image() != self:
             remedy = (
                 f"give --trust to start its programs (trust=True in Python), or --sandbox {self.kind} for the usual"
             )
             raise ConfigError(f"sandbox in {where}", self, remedy)
 
-    def with_usual_programs(self) -> "SandboxKind":
+    def with_default_image(self) -> "SandboxConfig":
         """Return a copy with the default container image and runtime, or the sandbox itself if it uses neither."""
         return self
 
-    def reference(self, script: Path) -> Sequence[str]:
+    def build_reference_command(self, script: Path) -> Sequence[str]:
         """Return the command that starts `script`, the reference console, on the Python of the sandbox's consoles."""
         return [sys.executable, "-u", str(script)]
 
-    async def doctor(self) -> str:
+    async def describe_status(self) -> str:
         """Open one console and return a short status text.
 
         Raises:
             SandboxUnavailable: the sandbox does not work here; the message ends with the remedy.
         """
-        async with self.open(Births(warm=0)) as sandbox, sandbox.session() as session:
+        async with self.open(SandboxOptions(pool_size=0)) as sandbox, sandbox.session() as session:
             await session.push("6 * 7")
         return "a console answers"
+
+
+def open_console(sandbox: Sandbox, setup: WorkspaceContent | None) -> AbstractAsyncContextManager[SandboxSession]:
+    """Return a lease of a fresh console of `sandbox`. `setup` is its workspace; None means an empty console.
+
+    Raises:
+        ConfigError: the sandbox does not support workspaces.
+    """
+    if setup is None:
+        return sandbox.session()
+    bind_protocol_methods(sandbox, SupportsWorkspace)
+    if isinstance(sandbox, SupportsWorkspace):
+        return sandbox.open_workspace_session(setup)
+    remedy = (
+        "its consoles cannot begin with a task's workspace; give it the method `open_workspace_session`, or use another"
+    )
+    raise ConfigError("sandbox", sandbox.name, remedy)
+
+
+def validate_line(line: str, *, ended: bool) -> None:
+    """Reject a line that no console accepts.
+
+    Raises:
+        ConfigError: `line` contains a newline, or the session has ended.
+    """
+    if "\n" in line:
+        raise ConfigError("line", line, "push one physical line, without its newline")
+    if ended:
+        raise ConfigError("session", "ended", "take a fresh session; look at `ended` before each push")
+
+
+async def push_lines(console: SandboxSession, lines: Sequence[str]) -> LineResult:
+    """Run at least one physical line, in order, until the console ends. Return one result for all of them.
+
+    The outputs are joined. The first line whose status is neither ok nor incomplete decides the status.
+    """
+    return combine_results(await push_each(console, lines))
+
+
+async def push_each(console: SandboxSession, lines: Sequence[str]) -> list[LineResult]:
+    """As `push_lines`, but return one result per executed line."""
+    results: list[LineResult] = []
+    for line in lines:
+        results.append(await console.push(line))
+        if console.ended:
+            break
+    return results
+
+
+def combine_results(results: Sequence[LineResult]) -> LineResult:
+    """Combine results, at least one, into one."""
+    if len(results) == 1:
+        return results[0]
+    plain = (LineStatus.OK, LineStatus.INCOMPLETE)
+    deciding = next((r for r in results if r.status not in plain), results[-1])
+    return LineResult(
+        text="".join(r.text for r in results),
+        incomplete=results[-1].incomplete,
+        status=deciding.status,
+        answer=deciding.answer,
+        elapsed_s=sum(r.elapsed_s for r in results),
+        truncated=any(r.truncated for r in results),
+    )

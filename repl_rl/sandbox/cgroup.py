@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from repl_rl.machine.cores import cores
+from repl_rl.utils.hardware import count_cores
 
 _PREFIX = "repl-rl-"
 _SHARE = 2
@@ -22,11 +22,12 @@ _SHARE = 2
 _PERIOD_US = 100_000
 _SHARES_PER_CORE = 1024
 _REMOVED_WITHIN_S, _PAUSE_S = 2.0, 0.02
+# Shell script: write its own process number to each file before `--`, then become the command after it.
 _JOIN = 'while [ "$1" != -- ]; do echo $$ >"$1" || exit 1; shift; done; shift; exec "$@"'
 _REMEDY = "start the command with: systemd-run --user --scope"
 
 
-class NoGroup(Exception):
+class CgroupUnavailable(Exception):
     """No control group can be made here. The message gives the reason."""
 
 
@@ -39,15 +40,16 @@ class ControlGroup:
     cores: int
     """CPU limit, in cores. 0 means that CPU is not limited."""
     locks: list[int] = field(default_factory=list, compare=False)
-    """Locked descriptors of the folders, open while the owner lives. `_sweep` removes only unlocked folders."""
+    """Locked descriptors of the folders, open while the owner lives. `_remove_stale_groups` removes only unlocked
+    folders."""
 
     @property
-    def about(self) -> str:
+    def describe(self) -> str:
         """Description of the limits, for a status message."""
         cpu = f" and {self.cores} cores" if self.cores else ", CPU by nothing"
         return f"a cgroup bounds its consoles together to {self.memory_bytes / 2**30:.1f} GiB{cpu}"
 
-    def joining(self, argv: Sequence[str]) -> list[str]:
+    def wrap_command(self, argv: Sequence[str]) -> list[str]:
         """Return the command line that runs `argv` within the group."""
         files = [str(folder / "cgroup.procs") for folder in self.folders]
         return ["/bin/sh", "-c", _JOIN, "sh", *files, "--", *argv]
@@ -57,7 +59,7 @@ class ControlGroup:
         process."""
         deadline = asyncio.get_running_loop().time() + _REMOVED_WITHIN_S
         try:
-            while left := [folder for folder in self.folders if not _removed(folder)]:
+            while left := [folder for folder in self.folders if not _try_remove(folder)]:
                 if asyncio.get_running_loop().time() > deadline:
                     # The next sandbox on this machine removes the folder.
                     return
@@ -69,36 +71,36 @@ class ControlGroup:
             _unlock(self.locks)
 
 
-def make_group() -> ControlGroup:
+def create_group() -> ControlGroup:
     """Create an empty group next to those of other sandboxes.
 
     Raises:
-        NoGroup: no group can be made here.
+        CgroupUnavailable: no group can be made here.
     """
-    version, parents = _parents()
+    version, parents = _find_parent_groups()
     # Containers may share the parent folder, but not their process numbers, so the number alone is not unique.
     name = f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
     made: list[Path] = []
     locks: list[int] = []
     try:
         for parent in dict.fromkeys(parents.values()):
-            _sweep(parent)
+            _remove_stale_groups(parent)
             made.append(parent / name)
             locks.append(_make_locked(parent / name))
-        memory_bytes = _memory_bytes(parents["memory"]) // _SHARE
-        group = ControlGroup(tuple(made), memory_bytes, cores() if "cpu" in parents else 0, locks)
-        _bound(version, {kind: parent / name for kind, parent in parents.items()}, group)
+        memory_bytes = _read_available_memory(parents["memory"]) // _SHARE
+        group = ControlGroup(tuple(made), memory_bytes, count_cores() if "cpu" in parents else 0, locks)
+        _write_limits(version, {kind: parent / name for kind, parent in parents.items()}, group)
         # Check that a process can join the group.
-        subprocess.run(group.joining(["true"]), check=True, capture_output=True)
+        subprocess.run(group.wrap_command(["true"]), check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
         for folder in made:
-            _removed(folder)
+            _try_remove(folder)
         _unlock(locks)
-        raise NoGroup(f"no cgroup bounds its consoles: {error}") from error
+        raise CgroupUnavailable(f"no cgroup bounds its consoles: {error}") from error
     return group
 
 
-def _bound(version: int, folders: Mapping[str, Path], group: ControlGroup) -> None:
+def _write_limits(version: int, folders: Mapping[str, Path], group: ControlGroup) -> None:
     memory = str(group.memory_bytes)
     quota_us = group.cores * _PERIOD_US
     if version == 2:
@@ -121,22 +123,24 @@ def _write_if_there(file: Path, text: str) -> None:
         file.write_text(text)
 
 
-def _parents() -> tuple[int, dict[str, Path]]:
-    """The version, and where a group can be made, for each controller that there is.
+def _find_parent_groups() -> tuple[int, dict[str, Path]]:
+    """Return the version of the control groups, and per available controller the folder in which a group can be made.
 
     Raises:
-        NoGroup: nowhere.
+        CgroupUnavailable: no group can be made here.
     """
-    own = _own_folders()
+    own = _find_own_groups()
     if "memory" in own:
         folders = {kind: folder for kind, folder in own.items() if kind in ("memory", "cpu")}
         for folder in folders.values():
             if not os.access(folder, os.W_OK):
-                raise NoGroup(f"no cgroup bounds its consoles: {folder} may not be written to; run it as root")
+                raise CgroupUnavailable(
+                    f"no cgroup bounds its consoles: {folder} may not be written to; run it as root"
+                )
         return 1, folders
     # Version 1 has no memory controller here; look for version 2.
     if "" not in own:
-        raise NoGroup("no cgroup bounds its consoles: no hierarchy with the controller memory is mounted")
+        raise CgroupUnavailable("no cgroup bounds its consoles: no hierarchy with the controller memory is mounted")
     # Take the innermost writable group that delegates the memory controller.
     for folder in (own[""], *own[""].parents):
         if not os.access(folder / "cgroup.procs", os.W_OK) or not os.access(folder, os.W_OK):
@@ -144,10 +148,12 @@ def _parents() -> tuple[int, dict[str, Path]]:
         handed_on = (folder / "cgroup.subtree_control").read_text().split()
         if "memory" in handed_on:
             return 2, {kind: folder for kind in handed_on if kind in ("memory", "cpu")}
-    raise NoGroup(f"no cgroup bounds its consoles: none is delegated to this process, which is in {own['']}; {_REMEDY}")
+    raise CgroupUnavailable(
+        f"no cgroup bounds its consoles: none is delegated to this process, which is in {own['']}; {_REMEDY}"
+    )
 
 
-def _own_folders() -> dict[str, Path]:
+def _find_own_groups() -> dict[str, Path]:
     """Return the folder of this process's group per version 1 controller. The key "" is version 2."""
     # Map each controller to the root and the mount point of its hierarchy.
     mounts: dict[str, tuple[str, Path]] = {}
@@ -173,7 +179,7 @@ def _own_folders() -> dict[str, Path]:
     return folders
 
 
-def _memory_bytes(folder: Path) -> int:
+def _read_available_memory(folder: Path) -> int:
     """Return this machine's memory, bytes, or less if a group at or above `folder` has a lower limit."""
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for above in (folder, *folder.parents):
@@ -188,7 +194,7 @@ def _make_locked(folder: Path) -> int:
     """Make a folder and lock it. Return the lock's descriptor, which `exec` closes."""
     while True:
         folder.mkdir(exist_ok=True)
-        # `_sweep` of another process may remove the folder before it is locked here; try again.
+        # `_remove_stale_groups` of another process may remove the folder before it is locked here; try again.
         with contextlib.suppress(FileNotFoundError, BlockingIOError):
             descriptor = _lock(folder)
             if folder.exists():
@@ -217,19 +223,19 @@ def _unlock(locks: list[int]) -> None:
         os.close(locks.pop())
 
 
-def _sweep(parent: Path) -> None:
+def _remove_stale_groups(parent: Path) -> None:
     """Remove the folders of killed processes."""
     for folder in parent.glob(f"{_PREFIX}*-*"):
         # The folder is locked, removed, or owned by another user. None of these may prevent a new group.
         with contextlib.suppress(OSError):
             descriptor = _lock(folder)
             try:
-                _removed(folder)
+                _try_remove(folder)
             finally:
                 os.close(descriptor)
 
 
-def _removed(folder: Path) -> bool:
+def _try_remove(folder: Path) -> bool:
     try:
         folder.rmdir()
     except FileNotFoundError:

@@ -14,37 +14,36 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from repl_rl.errors import ConfigError, SetupError
-from repl_rl.record.setup import Setup
-from repl_rl.record.trajectory import LineStatus
-from repl_rl.sandbox.base import Births, Limits, PushResult, Sandbox, SandboxKind, refuse_unfit
+from repl_rl.sandbox.base import Limits, LineResult, Sandbox, SandboxConfig, SandboxOptions, validate_line
+from repl_rl.trajectory.trajectory import LineStatus, WorkspaceContent
 
 
-class _Console(code.InteractiveConsole):
+class _InProcessConsole(code.InteractiveConsole):
     """Console that remembers the outcome of the last cell and the first final answer."""
 
     def __init__(self) -> None:
         super().__init__({"__name__": "__main__", "__doc__": None, "__builtins__": dict(vars(builtins))}, "<stdin>")
-        self.outcome = LineStatus.OK
-        self.answer: str | None = None
+        self.last_status = LineStatus.OK
+        self.final_answer: str | None = None
         self.builtins = self.locals["__builtins__"]
-        self.builtins["submit_final_answer"] = self._submit
+        self.builtins["submit_final_answer"] = self._submit_final_answer
 
-    def show(self, value: object) -> None:
+    def display_value(self, value: object) -> None:
         """Echo a value as `sys.displayhook` does, with a `_` that belongs to this console."""
         if value is not None:
             self.builtins["_"] = None
             sys.stdout.write(repr(value) + "\n")
             self.builtins["_"] = value
 
-    def _submit(self, answer: object, *more: object) -> None:
+    def _submit_final_answer(self, answer: object, *more: object) -> None:
         text = ", ".join(map(str, (answer, *more)))
-        if self.answer is None:
-            self.answer = text
+        if self.final_answer is None:
+            self.final_answer = text
 
     def showsyntaxerror(self, filename: str | None = None, **source: str) -> None:
         """Print a syntax error. Python 3.13 and later pass the cell as `source`, to find a line that the error
         lacks."""
-        self.outcome = LineStatus.SYNTAX_ERROR
+        self.last_status = LineStatus.SYNTAX_ERROR
         error = sys.exc_info()[1]
         if isinstance(error, SyntaxError) and error.lineno is None:
             # Python 3.13.0 fails if the error has no line number, as for a null byte.
@@ -54,7 +53,7 @@ class _Console(code.InteractiveConsole):
     def showtraceback(self) -> None:
         kind = sys.exc_info()[0]
         out_of_memory = kind is not None and issubclass(kind, MemoryError)
-        self.outcome = LineStatus.MEMORY_LIMIT if out_of_memory else LineStatus.EXCEPTION
+        self.last_status = LineStatus.MEMORY_LIMIT if out_of_memory else LineStatus.EXCEPTION
         super().showtraceback()
 
 
@@ -62,7 +61,7 @@ class InProcessSession:
     """Console in this process."""
 
     def __init__(self, limits: Limits) -> None:
-        self._console = _Console()
+        self._console = _InProcessConsole()
         self._limit = limits.output_bytes
         self._ended = False
 
@@ -71,7 +70,7 @@ class InProcessSession:
         """True once no further line can be pushed."""
         return self._ended
 
-    def prepare(self, setup: Setup) -> None:
+    def prepare_workspace(self, setup: WorkspaceContent) -> None:
         """Make a workspace in this console.
 
         Raises:
@@ -82,7 +81,7 @@ class InProcessSession:
             remedy = "this process has no folder for them; use another sandbox"
             raise SetupError(f"{name}, files", sorted(said["files"]), remedy)
         try:
-            with _streams(self._console, io.StringIO()):
+            with _redirect_streams(self._console, io.StringIO()):
                 for module in said["preload"]:
                     importlib.import_module(module)
                 self._console.locals.update(said["values"])
@@ -90,31 +89,33 @@ class InProcessSession:
         except (Exception, SystemExit) as error:
             raise SetupError(f"{name}, a module or line", repr(error), "correct the workspace") from error
 
-    def go_on(self) -> None:
-        """As `Continuing.go_on`."""
-        if self._ended and self._console.answer is None:
-            raise ConfigError("session.go_on()", "ended", "only an answer can be followed by further lines")
-        self._console.answer, self._ended = None, False
+    def continue_after_answer(self) -> None:
+        """As `SupportsContinue.continue_after_answer`."""
+        if self._ended and self._console.final_answer is None:
+            raise ConfigError(
+                "session.continue_after_answer()", "ended", "only an answer can be followed by further lines"
+            )
+        self._console.final_answer, self._ended = None, False
 
-    async def push(self, line: str) -> PushResult:
+    async def push(self, line: str) -> LineResult:
         """As `SandboxSession.push`, but without a deadline, because the line runs on the caller's own thread."""
-        refuse_unfit(line, ended=self._ended)
+        validate_line(line, ended=self._ended)
         started = time.perf_counter()
         console, output, more = self._console, io.StringIO(), False
-        console.outcome = LineStatus.OK
-        with _streams(console, output):
+        console.last_status = LineStatus.OK
+        with _redirect_streams(console, output):
             try:
                 more = console.push(line)
             except SystemExit:
-                console.outcome = LineStatus.EXITED
-        text, cut = _bounded(output.getvalue(), self._limit)
-        status = self._status(more, cut)
+                console.last_status = LineStatus.EXITED
+        text, cut = _truncate_output(output.getvalue(), self._limit)
+        status = self._compute_status(more, cut)
         self._ended = status in (LineStatus.ANSWERED, LineStatus.EXITED)
-        return PushResult(text, bool(more), status, console.answer, time.perf_counter() - started, cut)
+        return LineResult(text, bool(more), status, console.final_answer, time.perf_counter() - started, cut)
 
-    def _status(self, more: bool, cut: bool) -> LineStatus:
-        outcome = self._console.outcome
-        if self._console.answer is not None:
+    def _compute_status(self, more: bool, cut: bool) -> LineStatus:
+        outcome = self._console.last_status
+        if self._console.final_answer is not None:
             return LineStatus.ANSWERED
         if more:
             return LineStatus.INCOMPLETE
@@ -123,7 +124,7 @@ class InProcessSession:
         return LineStatus.OUTPUT_LIMIT if cut else outcome
 
 
-def _bounded(text: str, limit: int) -> tuple[str, bool]:
+def _truncate_output(text: str, limit: int) -> tuple[str, bool]:
     """Return `text` in at most `limit` bytes, cut between characters as in a sandbox, and True if it was truncated."""
     data = text.encode("utf-8", "replace")
     if len(data) <= limit:
@@ -135,11 +136,11 @@ def _bounded(text: str, limit: int) -> tuple[str, bool]:
 
 
 @contextlib.contextmanager
-def _streams(console: _Console, output: io.StringIO) -> Iterator[None]:
+def _redirect_streams(console: _InProcessConsole, output: io.StringIO) -> Iterator[None]:
     """Redirect both streams to `output`, give no input, echo through `console`, and print errors as plain Python
     does."""
     stdin, display, hook = sys.stdin, sys.displayhook, sys.excepthook
-    sys.stdin, sys.displayhook, sys.excepthook = io.StringIO(""), console.show, sys.__excepthook__
+    sys.stdin, sys.displayhook, sys.excepthook = io.StringIO(""), console.display_value, sys.__excepthook__
     try:
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             yield
@@ -162,21 +163,21 @@ class InProcessSandbox:
         yield InProcessSession(self._limits)
 
     @asynccontextmanager
-    async def prepared(self, setup: Setup) -> AsyncIterator[InProcessSession]:
+    async def open_workspace_session(self, setup: WorkspaceContent) -> AsyncIterator[InProcessSession]:
         """Yield a fresh console with a workspace, which is made anew each time."""
         session = InProcessSession(self._limits)
-        session.prepare(setup)
+        session.prepare_workspace(setup)
         yield session
 
 
 @dataclass(frozen=True, slots=True)
-class InProcess(SandboxKind):
+class InProcess(SandboxConfig):
     """Sandbox in this process. It is not in `SANDBOXES`; only commands that run the package's own lines offer it."""
 
     kind: ClassVar[str] = "inprocess"
     about: ClassVar[str] = "this very process, for lines of our own"
     isolates: ClassVar[bool] = False
 
-    def open(self, births: Births) -> AbstractAsyncContextManager[Sandbox]:
-        """See `SandboxKind.open`."""
+    def open(self, births: SandboxOptions) -> AbstractAsyncContextManager[Sandbox]:
+        """See `SandboxConfig.open`."""
         return nullcontext(InProcessSandbox(births.limits))

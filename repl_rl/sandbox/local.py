@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from repl_rl.errors import SandboxUnavailable
-from repl_rl.sandbox.base import Births, Sandbox, SandboxKind
-from repl_rl.sandbox.causes import INSTEAD, remedy_for
-from repl_rl.sandbox.cgroup import NoGroup, make_group
-from repl_rl.sandbox.process import ProcessLaunch
-from repl_rl.sandbox.served import serve
-from repl_rl.sandbox.view import View, view
+from repl_rl.sandbox.base import Sandbox, SandboxConfig, SandboxOptions
+from repl_rl.sandbox.bubblewrap import INSTEAD, FilesystemView, build_view, find_remedy
+from repl_rl.sandbox.cgroup import CgroupUnavailable, create_group
+from repl_rl.sandbox.console_pool import open_fork_server_sandbox
+from repl_rl.sandbox.fork_server_client import ProcessLauncher
 
 _INSTALL = "install bubblewrap (apt-get install bubblewrap)"
 _FOLDERS = (
@@ -38,37 +37,38 @@ ENVIRONMENT = {
 
 
 @dataclass(frozen=True, slots=True)
-class Local(SandboxKind):
+class Local(SandboxConfig):
     """Consoles in their own namespaces on this machine."""
 
     kind: ClassVar[str] = "local"
     about: ClassVar[str] = "namespaces on this machine"
 
-    def open(self, births: Births) -> AbstractAsyncContextManager[Sandbox]:
-        """See `SandboxKind.open`."""
-        return serve(self.kind, launch(births.preload), births)
+    def open(self, births: SandboxOptions) -> AbstractAsyncContextManager[Sandbox]:
+        """See `SandboxConfig.open`."""
+        return open_fork_server_sandbox(self.kind, make_local_launcher(births.preload), births)
 
-    async def doctor(self) -> str:
-        """See `SandboxKind.doctor`. It also reports the limits of a control group, or the reason why it has none."""
-        answers = await SandboxKind.doctor(self)
+    async def describe_status(self) -> str:
+        """See `SandboxConfig.describe_status`. It also reports the limits of a control group, or the reason why it has
+        none."""
+        answers = await SandboxConfig.describe_status(self)
         try:
-            group = make_group()
-        except NoGroup as reason:
+            group = create_group()
+        except CgroupUnavailable as reason:
             return f"{answers}; {reason}"
         await group.remove()
-        return f"{answers}; {group.about}"
+        return f"{answers}; {group.describe}"
 
-    def reference(self, script: Path) -> Sequence[str]:
-        """See `SandboxKind.reference`."""
+    def build_reference_command(self, script: Path) -> Sequence[str]:
+        """See `SandboxConfig.build_reference_command`."""
         bwrap = shutil.which("bwrap")
         if bwrap is None:
-            return SandboxKind.reference(self, script)
+            return SandboxConfig.build_reference_command(self, script)
         user = ("--unshare-user", "--uid", "1000", "--gid", "1000")
         binds = ("--ro-bind", str(script), "/opt/reference.py")
-        return wrap(bwrap, [sys.executable, "-u", "/opt/reference.py"], binds=binds, privileges=user)
+        return wrap_in_bubblewrap(bwrap, [sys.executable, "-u", "/opt/reference.py"], binds=binds, privileges=user)
 
 
-def _privileges() -> tuple[str, ...]:
+def _build_privilege_options() -> tuple[str, ...]:
     """Return the options for privileges. As root, the fork server keeps the capabilities to give each console its own
     user. Any other user needs a user namespace."""
     if os.geteuid() == 0:
@@ -77,11 +77,11 @@ def _privileges() -> tuple[str, ...]:
     return ("--unshare-user",)
 
 
-def wrap(
+def wrap_in_bubblewrap(
     bwrap: str,
     inner: Sequence[str],
     *,
-    seen: View | None = None,
+    seen: FilesystemView | None = None,
     binds: Sequence[str] = (),
     privileges: Sequence[str] = (),
 ) -> list[str]:
@@ -94,7 +94,7 @@ def wrap(
     # Set it before modules are imported, because some store the host's name.
     name = ("--hostname", "console")
     variables = [word for name, value in ENVIRONMENT.items() for word in ("--setenv", name, value)]
-    seen = seen or view(Path(INSIDE), (), own_uids=False)
+    seen = seen or build_view(Path(INSIDE), (), own_uids=False)
     return [
         *(
             bwrap,
@@ -106,20 +106,25 @@ def wrap(
             "--clearenv",
         ),
         # Make the root read-only last, because earlier options create folders in it.
-        *(*variables, *_FOLDERS, *seen.options, *binds, "--remount-ro", "/dev", "--remount-ro", "/"),
+        *(*variables, *_FOLDERS, *seen.bubblewrap_options, *binds, "--remount-ro", "/dev", "--remount-ro", "/"),
         *("--chdir", "/tmp", "--", *inner),
     ]
 
 
-def command(bwrap: str, preload: Sequence[str]) -> list[str]:
+def build_fork_server_command(bwrap: str, preload: Sequence[str]) -> list[str]:
     """Return the command line of the sandboxed fork server. `{fd}` is replaced by the number of its socket."""
-    seen = view(Path(INSIDE), preload, own_uids=os.geteuid() == 0)
-    options = {"isolate": True, "preload": list(preload), "packages": seen.packages, "kept": seen.kept}
-    inner = (sys.executable, f"{INSIDE}/zygote.py", "{fd}", json.dumps(options))
-    return wrap(bwrap, inner, seen=seen, privileges=_privileges())
+    seen = build_view(Path(INSIDE), preload, own_uids=os.geteuid() == 0)
+    options = {
+        "isolate": True,
+        "preload": list(preload),
+        "packages": seen.package_folders,
+        "kept": seen.reexposed_paths,
+    }
+    inner = (sys.executable, f"{INSIDE}/fork_server_main.py", "{fd}", json.dumps(options))
+    return wrap_in_bubblewrap(bwrap, inner, seen=seen, privileges=_build_privilege_options())
 
 
-def launch(preload: Sequence[str]) -> ProcessLaunch:
+def make_local_launcher(preload: Sequence[str]) -> ProcessLauncher:
     """Return the launcher of the fork server of a `local` sandbox.
 
     Raises:
@@ -131,4 +136,10 @@ def launch(preload: Sequence[str]) -> ProcessLaunch:
     if bwrap is None:
         raise SandboxUnavailable(f"sandbox 'local' needs the program bwrap, which is missing; {_INSTALL}, or {INSTEAD}")
     own_uids = os.geteuid() == 0
-    return ProcessLaunch(command(bwrap, preload), isolated=True, own_uids=own_uids, remedy_for=remedy_for, bounded=True)
+    return ProcessLauncher(
+        build_fork_server_command(bwrap, preload),
+        isolates_consoles=True,
+        uses_own_uids=own_uids,
+        find_remedy=find_remedy,
+        uses_control_group=True,
+    )

@@ -9,35 +9,35 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import ClassVar
 
-from repl_rl.machine.assets import asset
-from repl_rl.sandbox.base import Births, Sandbox, SandboxKind
+from repl_rl.sandbox.base import Sandbox, SandboxConfig, SandboxOptions
+from repl_rl.sandbox.console_pool import open_fork_server_sandbox
+from repl_rl.sandbox.fork_server_client import ProcessLauncher
 from repl_rl.sandbox.local import ENVIRONMENT
-from repl_rl.sandbox.process import ProcessLaunch
-from repl_rl.sandbox.served import serve
+from repl_rl.utils.package_data import find_asset
 
 
 @dataclass(frozen=True, slots=True)
-class Unsafe(SandboxKind):
+class Unsafe(SandboxConfig):
     """Consoles without isolation. Use them only for a policy whose every line you would run yourself."""
 
     kind: ClassVar[str] = "unsafe"
     about: ClassVar[str] = "isolates nothing: only for lines that you would run yourself"
     isolates: ClassVar[bool] = False
-    unlimited: ClassVar[frozenset[str]] = frozenset({"processes", "inodes", "CPU time of all processes"})
+    unenforced_limits: ClassVar[frozenset[str]] = frozenset({"processes", "inodes", "CPU time of all processes"})
 
-    def open(self, births: Births) -> AbstractAsyncContextManager[Sandbox]:
-        """See `SandboxKind.open`."""
-        return serve(self.kind, launch(births.preload), births)
+    def open(self, births: SandboxOptions) -> AbstractAsyncContextManager[Sandbox]:
+        """See `SandboxConfig.open`."""
+        return open_fork_server_sandbox(self.kind, make_unsafe_launcher(births.preload), births)
 
 
-def launch(preload: Sequence[str]) -> ProcessLaunch:
+def make_unsafe_launcher(preload: Sequence[str]) -> ProcessLauncher:
     """Return the launcher of a fork server without any isolation."""
     variables = [f"{name}={value}" for name, value in ENVIRONMENT.items() if name != "PATH"]
     options = json.dumps({"isolate": False, "preload": list(preload)})
-    zygote = str(asset("sandbox/repl_kernel/zygote.py"))
+    zygote = str(find_asset("sandbox/repl_kernel/fork_server_main.py"))
     path = f"PATH={os.environ.get('PATH', os.defpath)}"
     variables.append(f"TMPDIR={tempfile.gettempdir()}")
     argv = ["/usr/bin/env", "-i", *variables, path, sys.executable, "-B", zygote, "{fd}", options]
-    return ProcessLaunch(
-        argv, isolated=False, own_uids=False, remedy_for=lambda _: "see why its processes cannot start"
+    return ProcessLauncher(
+        argv, isolates_consoles=False, uses_own_uids=False, find_remedy=lambda _: "see why its processes cannot start"
     )

@@ -1,1 +1,1 @@
-"""Parsing of settings, and import of user code by name."""
+"""Settings: typed dataclasses that are read from flags and TOML files, and registries of named components."""

@@ -1,16 +1,17 @@
-"""Migration of settings that older versions recorded."""
+"""Migration of the settings in `config.toml` of a run by an older version."""
 
 import logging
 import re
 from collections.abc import Mapping, Sequence
 
-_OF_VLLM = ("kv_cache_gib", "block_size", "threads", "drive", "sleep")
+_VLLM_FIELDS = ("kv_cache_gib", "block_size", "threads", "drive", "sleep")
 _MOVED = {
     "engine_options.context_tokens": "context_tokens",
     "engine_options.dtype": "dtype",
-    **{f"engine_options.{name}": f"vllm.{name}" for name in _OF_VLLM},
+    **{f"engine_options.{name}": f"vllm.{name}" for name in _VLLM_FIELDS},
 }
-_GONE: Mapping[str, object] = {
+"""Old dotted name -> present dotted name."""
+_REMOVED: Mapping[str, object] = {
     "engine_options.seed": 0,
     "engine_options.max_sessions": 256,
     "engine_options.verbose": False,
@@ -29,8 +30,8 @@ _GONE: Mapping[str, object] = {
 """Settings that no longer exist, with their former defaults."""
 ADDED: Mapping[str, object] = {"bos": False, "date": "", "prompt_space": "observed"}
 """Settings that older versions did not record, with the values that describe what those versions did."""
-# `sampler = "repl(optimistic=True)"` of version 0.2. It changed only the speed, so a run is read without it.
 _OPTIMISTIC = re.compile(r"(?<=\()optimistic=(True|False)(, )?|, optimistic=(True|False)")
+"""Option of `sampler = "repl(optimistic=True)"` in version 0.2. It changed only the speed, so it is dropped."""
 _log = logging.getLogger(__name__)
 
 
@@ -54,12 +55,12 @@ def modern(said: Mapping[str, object]) -> dict[str, object]:
             place, _, field = new.rpartition(".")
             (tables.setdefault(place, {}) if place else found)[field] = tables[table].pop(name)
     # Drop settings that no longer exist.
-    for key, default in _GONE.items():
-        value = _left_out(tables, key.split("."), default)
+    for key, default in _REMOVED.items():
+        value = _pop_setting(tables, key.split("."), default)
         if value != default:
             _log.warning("%s = %r was recorded, which this version cannot choose; it is left out", key, value)
     # Settings that became options of a name go into its parentheses.
-    _fold_importance(tables.get("trainer", {}))
+    _fold_importance_options(tables.get("trainer", {}))
     give_up_after = tables.get("rollout", {}).pop("give_up_after", 0)
     if give_up_after and found.get("sampler", "repl") == "repl":
         found["sampler"] = f"repl(give_up_after={give_up_after!r})"
@@ -73,7 +74,7 @@ def modern(said: Mapping[str, object]) -> dict[str, object]:
     return {**found, **{name: table for name, table in tables.items() if table}}
 
 
-def _left_out(tables: dict[str, dict[str, object]], path: Sequence[str], default: object) -> object:
+def _pop_setting(tables: dict[str, dict[str, object]], path: Sequence[str], default: object) -> object:
     """Remove the setting at `path` from `tables` and return its value, or `default` if it is missing."""
     table, *inner, name = path
     place = tables.get(table, {})
@@ -86,7 +87,7 @@ def _left_out(tables: dict[str, dict[str, object]], path: Sequence[str], default
     return place.pop(name, default)
 
 
-def _fold_importance(trainer: dict[str, object]) -> None:
+def _fold_importance_options(trainer: dict[str, object]) -> None:
     """Move the former settings for cap and tolerance into the options of `importance`."""
     options = {"cap": trainer.pop("importance_cap", 2.0), "tolerance": trainer.pop("logprob_tolerance", None)}
     defaults = {"cap": 2.0, "tolerance": None}

@@ -1,14 +1,24 @@
 """Tasks, seeded task families, loaders for files and data sets, and a curriculum."""
 
-from repl_rl.tasks.curriculum import Curriculum, CurriculumConfig, assigned
-from repl_rl.tasks.drawing import Family, Sketch
-from repl_rl.tasks.families import EASY, FAMILIES, HARD
-from repl_rl.tasks.generate import BUILTIN, families_of, generate, sketch, task_of
-from repl_rl.tasks.graded import GRADED, LEVELS, TOPICS
-from repl_rl.tasks.loaders import load_tasks, refuse_source
-from repl_rl.tasks.model import FollowUp, Split, Task, split_of
-from repl_rl.tasks.weights import judged_by
-from repl_rl.tasks.workspace import Workspace
+from repl_rl.tasks.curriculum import Curriculum, CurriculumConfig, assign_tasks
+from repl_rl.tasks.generated_tasks import (
+    BUILTIN,
+    EASY,
+    FAMILIES,
+    GRADED,
+    HARD,
+    LEVELS,
+    TOPICS,
+    DrawProblem,
+    Problem,
+    draw_problem,
+    generate,
+    get_families,
+    make_task,
+)
+from repl_rl.tasks.load_tasks import load_tasks, validate_recorded_source
+from repl_rl.tasks.task import FollowUp, Split, Task, get_split, set_judges
+from repl_rl.tasks.task_workspace import Workspace
 
 __all__ = [
     "BUILTIN",
@@ -20,19 +30,19 @@ __all__ = [
     "TOPICS",
     "Curriculum",
     "CurriculumConfig",
-    "Family",
+    "DrawProblem",
     "FollowUp",
-    "Sketch",
+    "Problem",
     "Split",
     "Task",
     "Workspace",
-    "assigned",
-    "families_of",
+    "assign_tasks",
+    "draw_problem",
     "generate",
-    "judged_by",
+    "get_families",
+    "get_split",
     "load_tasks",
-    "refuse_source",
-    "sketch",
-    "split_of",
-    "task_of",
+    "make_task",
+    "set_judges",
+    "validate_recorded_source",
 ]

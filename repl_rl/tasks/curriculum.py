@@ -1,29 +1,32 @@
-"""Curriculum that prefers tasks that are solved only sometimes, since only these teach anything."""
+"""Curriculum that prefers tasks that are solved only sometimes, because equal rollouts have no advantage."""
 
 import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from repl_rl.deprecations import keeps_old_names
 from repl_rl.errors import ConfigError
-from repl_rl.tasks.model import Task
+from repl_rl.tasks.task import Task
 
 
+@keeps_old_names
 @dataclass(frozen=True, slots=True)
 class CurriculumConfig:
     """Settings of a curriculum."""
 
-    floor: float = 0.2
+    uniform_share: float = 0.2
     """Share of draws that is uniform over all families, regardless of their solve rates, in (0, 1]."""
-    memory: float = 0.98
+    decay: float = 0.98
     """Factor on the weight of an outcome per later outcome of its family, in (0, 1]; 1 forgets nothing."""
 
     def __post_init__(self) -> None:
-        for name in ("floor", "memory"):
+        for name in ("uniform_share", "decay"):
             if not 0 < getattr(self, name) <= 1:
                 raise ConfigError(f"curriculum.{name}", getattr(self, name), "give a number above 0, at most 1")
 
 
+@keeps_old_names
 class Curriculum:
     """Sampler that draws tasks by their family's solve rate p, with a weight of p (1 - p) above a floor.
 
@@ -55,15 +58,15 @@ class Curriculum:
     def weights(self) -> Mapping[str, float]:
         """Probability per family that the next task belongs to it. They sum to 1."""
         spread = {family: rate * (1 - rate) for family, rate in self.solve_rates.items()}
-        total, floor = sum(spread.values()), self._config.floor
+        total, floor = sum(spread.values()), self._config.uniform_share
         return {family: floor / len(spread) + (1 - floor) * value / total for family, value in spread.items()}
 
-    def levels(self, task_ids: Iterable[str]) -> float:
+    def compute_mean_level(self, task_ids: Iterable[str]) -> float:
         """Return the mean level of difficulty of tasks of this curriculum.
 
         The level is the number in `dates/2`, or 0 for families without one.
         """
-        levels = [_level(self._family_of[task_id]) for task_id in task_ids]
+        levels = [_parse_level(self._family_of[task_id]) for task_id in task_ids]
         return sum(levels) / max(len(levels), 1)
 
     def draw(self, count: int) -> tuple[Task, ...]:
@@ -76,7 +79,7 @@ class Curriculum:
             raise ConfigError("number of tasks", count, "draw at least 1")
         weights = self.weights
         families = self._rng.choices(list(weights), list(weights.values()), k=count)
-        return tuple(self._next(family) for family in families)
+        return tuple(self._draw_from_family(family) for family in families)
 
     def record(self, outcomes: Iterable[tuple[str, float]]) -> None:
         """Record (task id, outcome reward) pairs. An outcome of 1 or more means that the task is solved.
@@ -87,20 +90,20 @@ class Curriculum:
         for task_id, outcome in outcomes:
             if task_id not in self._family_of:
                 raise ConfigError("task id", task_id, "record outcomes of the curriculum's own tasks")
-            family, memory = self._family_of[task_id], self._config.memory
+            family, memory = self._family_of[task_id], self._config.decay
             # The prior never fades, so a rate stays within (0, 1).
             self._solved[family] = 1 + memory * (self._solved[family] - 1) + (outcome >= 1)
             self._seen[family] = 2 + memory * (self._seen[family] - 2) + 1
 
-    def memory(self) -> str:
+    def state_dict(self) -> str:
         """Return the state of the curriculum as JSON: the random state, the solve rates and the remaining tasks."""
         left = {family: [task.id for task in tasks] for family, tasks in self._left.items()}
         return json.dumps(
             {"dice": self._rng.getstate(), "solved": self._solved, "seen": self._seen, "left": left}, sort_keys=True
         )
 
-    def remember(self, memory: str) -> None:
-        """Restore a state that `memory` returned for a curriculum of the same tasks.
+    def load_state_dict(self, memory: str) -> None:
+        """Restore a state that `state_dict` returned for a curriculum of the same tasks.
 
         Raises:
             ConfigError: the state names other tasks.
@@ -116,19 +119,19 @@ class Curriculum:
         self._seen = {family: float(told["seen"][family]) for family in self._tasks}
         self._left = {family: [tasks[id] for id in told["left"][family]] for family in self._tasks}
 
-    def _next(self, family: str) -> Task:
+    def _draw_from_family(self, family: str) -> Task:
         if not self._left[family]:
             # Every task was drawn: shuffle the family again.
             self._left[family] = self._rng.sample(self._tasks[family], len(self._tasks[family]))
         return self._left[family].pop()
 
 
-def _level(family: str) -> int:
+def _parse_level(family: str) -> int:
     _, _, level = family.rpartition("/")
     return int(level) if level.isdecimal() else 0
 
 
-def assigned(
+def assign_tasks(
     curriculum: Curriculum, slots: Sequence[str], group_size: int, process: int = 0, processes: int = 1
 ) -> Sequence[str]:
     """Draw task ids for the rollouts of this process, one task per group of the whole step. They replace `slots`.

@@ -1,4 +1,4 @@
-"""Tasks of environments of the package `verifiers`. Installed environments are loaded by name and checked.
+"""Tasks of environments of the package `verifiers`, which are loaded by name and checked.
 
 In the terms of that package, a taskset yields tasks, a task rewards messages, and an env decides which agent speaks
 next. The package is imported only when an environment is named. All access to it goes through its module
@@ -17,13 +17,15 @@ from typing import Protocol
 from urllib.parse import parse_qsl
 
 from repl_rl.errors import ConfigError, ReplRLError, UserCodeError
-from repl_rl.tasks.model import Split, Task, split_of
+from repl_rl.tasks.task import Split, Task, get_split
 
 VERIFIERS = "verifiers"
 """Kind of a source of tasks, and name of the sampler that plays them."""
 SOLVED = "solved"
-_KEY = re.compile(r"\b[A-Z][A-Z0-9_]*(?:KEY|TOKEN|SECRET)\b")
-_LOOKED_AT = 20
+"""Reference answer of every task: the environment itself computes the reward."""
+_SECRET_NAME = re.compile(r"\b[A-Z][A-Z0-9_]*(?:KEY|TOKEN|SECRET)\b")
+"""Name of an environment variable that holds a key."""
+_TASKS_EXAMINED = 20
 """Largest number of tasks that are examined per wanted task of an endless environment."""
 
 
@@ -73,12 +75,12 @@ class EnvironmentTask(Protocol):
 
 
 @cache
-def installed(place: str) -> "Installed":
-    """Return the environment that `place` names, loaded once per process. Raises the errors of `Installed`."""
-    return Installed(place)
+def load_environment(place: str) -> "VerifiersEnvironment":
+    """Return the environment that `place` names, loaded once per process. Raises as `VerifiersEnvironment`."""
+    return VerifiersEnvironment(place)
 
 
-class Installed:
+class VerifiersEnvironment:
     """An installed environment with exactly one agent, which is the policy."""
 
     def __init__(self, place: str) -> None:
@@ -90,30 +92,31 @@ class Installed:
                 supported.
             UserCodeError: the environment raised while it was loaded.
         """
-        self.place = place
+        self.reference = place
         self.name, _, query = place.partition("?")
-        self.thing = f"environment {self.name!r} of verifiers"
+        self.label = f"environment {self.name!r} of verifiers"
         """Name of the environment in messages."""
         try:
-            self.v1: ModuleType = importlib.import_module("verifiers.v1")
+            self.verifiers_v1: ModuleType = importlib.import_module("verifiers.v1")
         except ImportError as error:
             raise ConfigError("package verifiers", None, f"install repl_rl[verifiers] ({error})") from error
-        self._import()
-        config = self._config(dict(parse_qsl(query, keep_blank_values=True)))
+        # Import the package of the environment, then build its settings and load it.
+        self._import_package()
+        config = self._build_config(dict(parse_qsl(query, keep_blank_values=True)))
         try:
-            self.env = self.v1.load_environment(config)
+            self.env = self.verifiers_v1.load_environment(config)
         except Exception as error:
-            raise self.explained(error, "loading it") from error
-        self.seat = self._only_seat()
+            raise self.make_error(error, "loading it") from error
+        self.agent_name = self._find_single_agent()
         """Name of its agent."""
         self._coming = iter(self.env.taskset)
         self._tasks: dict[int, EnvironmentTask] = {}
 
-    def part(self, name: str) -> ModuleType:
+    def import_submodule(self, name: str) -> ModuleType:
         """Import a module below `verifiers.v1`."""
         return importlib.import_module(f"verifiers.v1.{name}")
 
-    def task(self, number: int) -> EnvironmentTask | None:
+    def get_task(self, number: int) -> EnvironmentTask | None:
         """Return the task with that number, from 0, as verifiers represents it, or None if fewer exist.
 
         Raises:
@@ -125,32 +128,32 @@ class Installed:
             try:
                 found = next(self._coming, None)
                 if found is not None:
-                    self._check(found)
+                    self._validate_task(found)
             except Exception as error:
-                raise self.explained(error, "making a task") from error
+                raise self.make_error(error, "making a task") from error
             if found is None:
                 return None
             self._tasks[len(self._tasks)] = found
         return self._tasks[number]
 
-    def drawn(self, side: Split, count: int | None, usual: int) -> Iterator[Task]:
+    def draw_tasks(self, side: Split, count: int | None, usual: int) -> Iterator[Task]:
         """Yield at most `count` tasks in `side`. None means all, or `usual` tasks of an endless environment."""
         wanted = count if self.env.taskset.bounded else count or usual
         # Too few tasks of an endless environment may fit, so the search ends after a number of them.
-        read = None if self.env.taskset.bounded or wanted is None else wanted * _LOOKED_AT
-        fitting = (t for t in islice(self._all(), read) if side is Split.ALL or split_of(t.question) is side)
+        read = None if self.env.taskset.bounded or wanted is None else wanted * _TASKS_EXAMINED
+        fitting = (t for t in islice(self._iterate_tasks(), read) if side is Split.ALL or get_split(t.question) is side)
         return islice(fitting, wanted)
 
-    def _all(self) -> Iterator[Task]:
+    def _iterate_tasks(self) -> Iterator[Task]:
         plain = self.name.rpartition("/")[2]
         for number in numbers():
-            found = self.task(number)
+            found = self.get_task(number)
             if found is None:
                 return
-            fields = {"environment": self.place, "number": number}
+            fields = {"environment": self.reference, "number": number}
             yield Task(f"{plain}-{number}", found.data.prompt_text, SOLVED, family=plain, fields=fields)
 
-    def explained(self, error: Exception, doing: str) -> ReplRLError:
+    def make_error(self, error: Exception, doing: str) -> ReplRLError:
         """Return the error to report for an exception in the environment's code.
 
         It names a missing key if the exception mentions one, and otherwise the exception.
@@ -158,85 +161,87 @@ class Installed:
         if isinstance(error, ReplRLError):
             return error
         told = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        for name in _KEY.findall(told):
+        for name in _SECRET_NAME.findall(told):
             if not os.environ.get(name):
-                return ConfigError(f"environment variable {name}", None, f"the {self.thing} needs it; set it ({told})")
-        return UserCodeError(f"the {self.thing}: {doing} raised {told}")
+                return ConfigError(f"environment variable {name}", None, f"the {self.label} needs it; set it ({told})")
+        return UserCodeError(f"the {self.label}: {doing} raised {told}")
 
-    def _import(self) -> None:
+    def _import_package(self) -> None:
         """Import its package. Raises the errors of `__init__`."""
         module = self.name.rpartition("/")[2].partition("@")[0].replace("-", "_").lower()
         if not module.isidentifier():
             remedy = f"name one that is installed, as in {VERIFIERS}:NAME"
             raise ConfigError("environment of verifiers", self.name, remedy)
         try:
-            self.v1.import_taskset(self.name)
+            self.verifiers_v1.import_taskset(self.name)
         except ModuleNotFoundError as error:
             # The missing module is the environment itself, or one that it imports.
             missing = getattr(error.__cause__, "name", None) or module
             if missing == module:
                 remedy = "there is none of that name here; install its package first"
                 raise ConfigError("environment of verifiers", self.name, remedy) from error
-            raise ConfigError(f"module {missing}", None, f"the {self.thing} needs it; install it") from error
+            raise ConfigError(f"module {missing}", None, f"the {self.label} needs it; install it") from error
         except Exception as error:
-            raise self.explained(error, "importing it") from error
+            raise self.make_error(error, "importing it") from error
 
-    def _config(self, fields: dict[str, str]) -> object:
+    def _build_config(self, fields: dict[str, str]) -> object:
         """Return its config. Raises ConfigError if no such environment or field exists."""
         try:
-            config: object = self.v1.resolve_env_config({"taskset": {**fields, "id": self.name}})
+            config: object = self.verifiers_v1.resolve_env_config({"taskset": {**fields, "id": self.name}})
         except (AttributeError, TypeError, ValueError) as error:
             remedy = f"verifiers refuses it: {' '.join(str(error).split())[:300]}"
-            raise ConfigError("environment of verifiers", self.place, remedy) from error
+            raise ConfigError("environment of verifiers", self.reference, remedy) from error
         return config
 
-    def _only_seat(self) -> str:
+    def _find_single_agent(self) -> str:
         """Return the name of its only agent.
 
         Raises:
             ConfigError: the environment has several agents, an agent program, or separate resources.
         """
-        seats = list(self.part("configs.agent").agent_config_fields(self.env.config))
+        seats = list(self.import_submodule("configs.agent").agent_config_fields(self.env.config))
         if len(seats) != 1:
-            raise ConfigError(f"agents of the {self.thing}", ", ".join(seats), "a policy can be one agent, not several")
+            raise ConfigError(f"agents of the {self.label}", ", ".join(seats), "a policy can be one agent, not several")
         env, taskset = self.env, self.env.taskset
         # Features that are not supported here.
         brought = {
-            "an agent program of its own": self.v1.default_harness_id(self.name) == self.name,
+            "an agent program of its own": self.verifiers_v1.default_harness_id(self.name) == self.name,
             "tool servers that all rollouts share": bool(taskset.toolsets(taskset.config)),
-            "resources that are started and stopped": type(env).start is not self.v1.Env.start,
+            "resources that are started and stopped": type(env).start is not self.verifiers_v1.Env.start,
             "a container": type(taskset).task_type().NEEDS_CONTAINER,
         }
         for what, there in brought.items():
             if there:
-                raise ConfigError(self.thing, f"one with {what}", "that cannot be had here; play another")
+                raise ConfigError(self.label, f"one with {what}", "that cannot be had here; play another")
         return str(seats[0])
 
-    def _check(self, task: EnvironmentTask) -> None:
+    def _validate_task(self, task: EnvironmentTask) -> None:
         """Check that a task can be played here.
 
         Raises:
             ConfigError: the task needs a feature that is not supported, or a key that is not set.
         """
         data = task.data
-        hooks = self.part("session").hook_boundary
+        hooks = self.import_submodule("session").hook_boundary
         # Features that are not supported here.
         needs = {
             "without a prompt": data.prompt is None,
             "with an image of a container": data.image is not None,
             "with pictures in its prompt": "image_url" in str(data.prompt),
-            "that rewrites requests": bool(self.part("utils.decorators").discover_decorated(task, "intercept")),
+            "that rewrites requests": bool(
+                self.import_submodule("utils.decorators").discover_decorated(task, "intercept")
+            ),
             "that stops on a request": any(
-                hooks(stop, allow_trace=True) is not self.v1.Trace for stop in task.hooks("stop")
+                hooks(stop, allow_trace=True) is not self.verifiers_v1.Trace for stop in task.hooks("stop")
             ),
         }
         for what, there in needs.items():
             if there:
-                raise ConfigError(f"task of the {self.thing}", f"one {what}", "that cannot be played here")
+                raise ConfigError(f"task of the {self.label}", f"one {what}", "that cannot be played here")
         # The judges of a task are values of its config, or entries of a list in it.
         told = [value for _, value in task.config]
         plugged = [each for value in told if isinstance(value, list) for each in value]
-        for judge in (value for value in (*told, *plugged) if isinstance(value, self.v1.JudgeConfig)):
-            if self.part("configs.client").resolve_api_key(judge) == "EMPTY":
-                remedy = f"a judge of the {self.thing} asks a model with it; set it"
+        for judge in (value for value in (*told, *plugged) if isinstance(value, self.verifiers_v1.JudgeConfig)):
+            if self.import_submodule("configs.client").resolve_api_key(judge) == "EMPTY":
+                remedy = f"a judge of the {self.label} asks a model with it; set it"
                 raise ConfigError(f"environment variable {judge.api_key_var}", None, remedy)

@@ -1,20 +1,37 @@
-"""Training settings."""
+"""Training settings: `TrainerConfig`, and the parsers of the settings that are given by name with options.
 
+Examples of such texts:
+
+    loss, kl, optimizer     dapo(clip_low=0.1, clip_high=0.2)   k3(beta=0.04)   adamw_torch(weight_decay=0.1)
+    importance              token_truncate(cap=2.0, tolerance=1e-3)   token_band(low=0.5, cap=2.0)   none
+
+Each kind of setting has a table from its names to functions. Parameters of a function are the options of its name. Most
+functions return keyword arguments of TRL's `GRPOConfig`. `parse_...` functions raise ConfigError for a bad text.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Annotated, Literal
 
-from repl_rl.credit.advantages import uses_line_rewards
-from repl_rl.credit.rewards import RewardTable
-from repl_rl.credit.stops import StopPolicy
-from repl_rl.engine.options import Dtype
+from repl_rl.credit.advantage_estimators import uses_line_rewards
+from repl_rl.credit.rewards import RewardTable, StopPolicy
+from repl_rl.engine.config import Dtype
 from repl_rl.errors import ConfigError
-from repl_rl.settings.bounds import Above, AtLeast, check_fields
-from repl_rl.settings.pretrained import DTYPE, Pretrained, format_default
-from repl_rl.trainer import choices
-from repl_rl.trainer.apart import corrections, importance, refuse_stale
-from repl_rl.trainer.packages import require_peft, require_sinks
+from repl_rl.settings.component_registry import NameWithOptions
+from repl_rl.settings.model_defaults import DTYPE, PretrainedDefault, format_default
+from repl_rl.settings.value_bounds import Above, AtLeast, check_fields
+from repl_rl.trainer.optional_packages import require_peft, require_sinks
 
-_RATE, _RATE_OF_ADAPTERS = 1e-6, 1e-5
+TrlArguments = dict[str, object]
+"""Keyword arguments of TRL's `GRPOConfig`."""
+Fraction = Annotated[float, AtLeast(0)]
+Positive = Annotated[float, Above(0)]
+MomentumValue = Annotated[float, AtLeast(0)]
+BetaValue = Annotated[float, Above(0, below=1)]
+
+_RATE, _ADAPTER_RATE = 1e-6, 1e-5
 """Learning rates of pretrained models: of all weights, and of adapters. 1e-6 is TRL's default and the value of verl's
 examples. Adapters need about ten times that: "LoRA Without Regret" (Schulman et al., 2025), and TRL's runs of it."""
 
@@ -40,18 +57,18 @@ class TrainerConfig:
     and the loss clips."""
     mini_batches: Annotated[int, AtLeast(1)] = 1
     """Mini-batches per step, >= 1, drawn at random; each pass makes one optimizer step per mini-batch."""
-    micro_batch: Annotated[int, AtLeast(0), Pretrained.part(8)] = 0
+    micro_batch: Annotated[int, AtLeast(0), PretrainedDefault.largest_divisor(8)] = 0
     """Rollouts per forward pass of one process, a divisor of its share of a mini-batch; 0 takes all of them at once."""
     learning_rate: Annotated[
         float,
         Above(0),
-        Pretrained(
-            f"{format_default(_RATE)}, with lora_rank {format_default(_RATE_OF_ADAPTERS)}",
-            lambda facts: _RATE_OF_ADAPTERS if facts.adapters else _RATE,
+        PretrainedDefault(
+            f"{format_default(_RATE)}, with lora_rank {format_default(_ADAPTER_RATE)}",
+            lambda facts: _ADAPTER_RATE if facts.trains_adapters else _RATE,
         ),
     ] = 5e-4
     """Peak learning rate, > 0."""
-    warmup_steps: Annotated[int, AtLeast(0), Pretrained.of(10)] = 5
+    warmup_steps: Annotated[int, AtLeast(0), PretrainedDefault.constant(10)] = 5
     """Steps over which the learning rate rises to its peak, >= 0; then it follows `schedule`."""
     optimizer: str = "adamw_torch_fused"
     """Optimizer by its transformers name, with options. The default in full is "adamw_torch_fused(beta1=0.9,
@@ -81,8 +98,8 @@ class TrainerConfig:
     that many rounds. With `ahead`, "window(share=0.3)" takes the groups that finish first, among that share of the
     groups in flight. "" samples each group once."""
     estimator: str = "two_stream"
-    """Estimator from line rewards to advantages: a name of `repl_rl.credit.advantages`, or module:function; options in
-    parentheses, such as "two_stream(line_weight=0.5)"."""
+    """Estimator from line rewards to advantages: a name of `repl_rl.credit.advantage_estimators`, or module:function;
+    options in parentheses, such as "two_stream(line_weight=0.5)"."""
     rewards: RewardTable = field(default_factory=RewardTable)
     """Reward of a line by its status."""
     line_rewards: tuple[str, ...] = ()
@@ -90,7 +107,8 @@ class TrainerConfig:
     trajectory."""
     potential: str = ""
     """Potential: a function like those, which scores how promising the console is before each line, such as
-    repl_rl.credit.rewards:broken=0.1. Only its differences are paid, so it cannot be farmed. Empty disables it."""
+    repl_rl.credit.rewards:compute_error_potential=0.1. Only its differences are paid, so it cannot be farmed. Empty
+    disables it."""
     fade_steps: Annotated[int, AtLeast(0)] = 0
     """Steps over which line rewards fade to 0, >= 0; 0 keeps them."""
     stops: StopPolicy = field(default_factory=StopPolicy)
@@ -104,7 +122,7 @@ class TrainerConfig:
     dtype: Annotated[Literal["float32", "bfloat16"], DTYPE] = "float32"
     """Number format of the computation. Trained weights and their optimizer are float32 in any case; weights that
     adapters leave frozen have this format."""
-    checkpointing: Annotated[bool, Pretrained("on, on a GPU", lambda facts: facts.gpu() or None)] = False
+    checkpointing: Annotated[bool, PretrainedDefault("on, on a GPU", lambda facts: facts.has_gpu() or None)] = False
     """Gradient checkpointing: activations are computed again for the gradient, which takes less memory and more
     time."""
     lora_rank: Annotated[int, AtLeast(0)] = 0
@@ -127,22 +145,25 @@ class TrainerConfig:
         if self.lora_rank:
             require_peft(self.lora_rank)
         require_sinks(self.report_to)
-        refuse_stale(self.ahead, self.importance, self.groups)
+        validate_staleness(self.ahead, self.importance, self.groups)
         # Both raise ConfigError here, before a run starts.
         self.build_named_args()
-        self.share(1)  # rollouts that one process cannot divide evenly, several cannot either
+        self.compute_batch_shape(1)  # rollouts that one process cannot divide evenly, several cannot either
 
     @property
     def importance_cap(self) -> float:
         """Largest importance sampling ratio that is left unchanged, >= 1."""
-        return importance(self.importance)[1].cap
+        return parse_importance(self.importance)[1].cap
 
-    def tolerance(self, sampled_in: Dtype = "auto") -> float:
+    def compute_logprob_tolerance(self, sampled_in: Dtype = "auto") -> float:
         """Return the largest allowed difference of one log probability to a sampler in that number format, nats."""
-        return importance(self.importance)[1].allowed(self.dtype, sampled_in)
+        return parse_importance(self.importance)[1].compute_tolerance(self.dtype, sampled_in)
 
-    def rows(self, processes: int = 1) -> int:
-        """Return the rollouts per optimizer step in one process, >= 1; `share` refuses an uneven division."""
+    def count_rows_per_step(self, processes: int = 1) -> int:
+        """Return the rollouts per optimizer step in one process, >= 1.
+
+        `compute_batch_shape` refuses an uneven division.
+        """
         return max(1, self.prompts_per_step * self.group_size // processes // self.mini_batches)
 
     @property
@@ -155,7 +176,7 @@ class TrainerConfig:
         """Optimizer steps per batch of rollouts."""
         return self.updates * self.mini_batches
 
-    def share(self, processes: int) -> tuple[int, int]:
+    def compute_batch_shape(self, processes: int) -> tuple[int, int]:
         """Return the rollouts per forward pass of one process, and the passes per optimizer step.
 
         Raises:
@@ -177,7 +198,7 @@ class TrainerConfig:
             )
         return micro_batch, part // micro_batch
 
-    def build_named_args(self) -> choices.Arguments:
+    def build_named_args(self) -> TrlArguments:
         """Return TRL's arguments for the settings that are given by name.
 
         Raises:
@@ -186,9 +207,387 @@ class TrainerConfig:
         # TRL counts in optimizer steps.
         warmup = self.warmup_steps * self.optimizer_steps_per_step
         return {
-            **corrections(self.importance),
-            **choices.loss(self.loss),
-            **choices.kl(self.kl),
-            **choices.optimizer(self.optimizer),
-            **choices.schedule(self.schedule, self.learning_rate, warmup, self.optimizer_steps),
+            **build_importance_args(self.importance),
+            **parse_loss(self.loss),
+            **parse_kl(self.kl),
+            **parse_optimizer(self.optimizer),
+            **parse_schedule(self.schedule, self.learning_rate, warmup, self.optimizer_steps),
         }
+
+
+CLIP_LOW, CLIP_HIGH = 0.2, 0.28
+"""Default clip range [1 - low, 1 + high] of the ratio to the policy that sampled: DAPO's values (arXiv 2503.14476). The
+ratio is 1 in the first update of fresh rollouts, so the range has an effect from the second update on."""
+CISPO_HIGH = 5.0
+"""Default upper bound of the ratio in CISPO: the value of ScaleRL (arXiv 2510.13786)."""
+
+
+def build_clipped_loss_args(*, clip_low: Fraction = CLIP_LOW, clip_high: Fraction = CLIP_HIGH) -> TrlArguments:
+    """Return the arguments of losses that clip as PPO does."""
+    return {"epsilon": clip_low, "epsilon_high": clip_high}
+
+
+def build_cispo_loss_args(*, clip_high: Positive = CISPO_HIGH) -> TrlArguments:
+    """Return the arguments of CISPO, which cuts the ratio and keeps every token's gradient."""
+    return {"epsilon_high": clip_high}
+
+
+def build_soft_gated_loss_args(*, temperature_pos: Positive = 1.0, temperature_neg: Positive = 1.05) -> TrlArguments:
+    """Return the arguments of SAPO, which gradually reduces the effect of distant ratios.
+
+    `temperature_pos` applies to advantages above 0, `temperature_neg` to those below.
+    """
+    return {"sapo_temperature_pos": temperature_pos, "sapo_temperature_neg": temperature_neg}
+
+
+LOSSES: Mapping[str, Callable[..., TrlArguments]] = {
+    **dict.fromkeys(("grpo", "bnpo", "dr_grpo", "dapo"), build_clipped_loss_args),
+    "cispo": build_cispo_loss_args,
+    "sapo": build_soft_gated_loss_args,
+}
+"""TRL losses that accept advantages of shape (B, T). `luspo` and `vespo` weight whole sequences, so they do not."""
+
+
+def parse_loss(text: str) -> TrlArguments:
+    """Return TRL's arguments for `trainer.loss`.
+
+    Raises:
+        ConfigError: the loss or an option is unknown, or a value is out of bounds.
+    """
+    return {
+        "loss_type": NameWithOptions.parse("trainer.loss", text).name,
+        **_parse_trl_arguments("trainer.loss", text, LOSSES),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicSamplingOptions:
+    """Dynamic sampling: groups without a difference in reward are replaced by other groups."""
+
+    max_rounds: int
+    """Largest number of rounds of replacement per step, >= 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class FifoWindowOptions:
+    """FIFO window: groups of later steps may overtake a slow one."""
+
+    in_flight_share: float
+    """Width of the window as a share of the groups in flight, in (0, 1]."""
+
+
+GroupSamplingOptions = DynamicSamplingOptions | FifoWindowOptions
+"""Plan for groups without a difference in reward (`DynamicSamplingOptions`) or for slow groups (`FifoWindowOptions`).
+"""
+
+
+def build_dynamic_sampling(*, most: Annotated[int, AtLeast(1)] = 2) -> GroupSamplingOptions:
+    """Return dynamic sampling (DAPO, arXiv 2503.14476) with at most `most` rounds per step."""
+    return DynamicSamplingOptions(most)
+
+
+def build_fifo_window(*, share: Annotated[float, Above(0, at_most=1)] = 0.3) -> GroupSamplingOptions:
+    """Return a windowed FIFO (MiniMax, arXiv 2605.26494).
+
+    A step takes the groups that finish first, and waits for the oldest group of the window.
+    """
+    return FifoWindowOptions(share)
+
+
+PLANS: Mapping[str, Callable[..., GroupSamplingOptions]] = {
+    "refill": build_dynamic_sampling,
+    "window": build_fifo_window,
+}
+
+
+def parse_group_sampling(text: str) -> GroupSamplingOptions | None:
+    """Parse `trainer.groups`; an empty text returns None. Raises as `parse_loss`."""
+    if not text:
+        return None
+    named = parse_known_name("trainer.groups", text, PLANS)
+    return named.bind_options("trainer.groups", PLANS[named.name])()
+
+
+def build_k3_args(*, beta: Positive = 0.04) -> TrlArguments:
+    """Return the arguments of the k3 estimator of the KL divergence.
+
+    It is exp(d) - d - 1 per sampled token, with d the log probability under the reference minus that under the policy.
+    """
+    return {"beta": beta, "use_bias_correction_kl": False}
+
+
+def build_unbiased_kl_args(*, beta: Positive = 0.04) -> TrlArguments:
+    """Return the arguments of k3 times the token's ratio to the policy that sampled.
+
+    Its gradient is that of the KL divergence (arXiv 2512.02556).
+    """
+    return {"beta": beta, "use_bias_correction_kl": True}
+
+
+KLS: Mapping[str, Callable[..., TrlArguments]] = {"k3": build_k3_args, "unbiased": build_unbiased_kl_args}
+
+
+def parse_kl(text: str) -> TrlArguments:
+    """Return TRL's arguments for `trainer.kl`; an empty text disables the KL penalty. Raises as `parse_loss`."""
+    return _parse_trl_arguments("trainer.kl", text, KLS) if text else {"beta": 0.0}
+
+
+def build_adamw_args(
+    *, beta1: BetaValue = 0.9, beta2: BetaValue = 0.95, eps: Positive = 1e-8, weight_decay: Fraction = 0.0
+) -> TrlArguments:
+    """Return the arguments of AdamW: Adam with weight decay apart from the gradient."""
+    return {"adam_beta1": beta1, "adam_beta2": beta2, "adam_epsilon": eps, "weight_decay": weight_decay}
+
+
+def build_lion_args(*, beta1: BetaValue = 0.9, beta2: BetaValue = 0.99, weight_decay: Fraction = 0.0) -> TrlArguments:
+    """Return the arguments of Lion, which follows the sign of a moving mean of gradients."""
+    return {"adam_beta1": beta1, "adam_beta2": beta2, "weight_decay": weight_decay}
+
+
+def build_sgd_args(
+    *, momentum: MomentumValue = 0.0, nesterov: Literal[True, False] = False, weight_decay: Fraction = 0.0
+) -> TrlArguments:
+    """Return the arguments of plain gradient descent; `momentum` is its only optimizer state."""
+    if nesterov and not momentum:
+        raise ConfigError("nesterov of trainer.optimizer sgd", nesterov, "it needs a momentum above 0")
+    return {"optim_args": f"momentum={momentum},nesterov={nesterov}", "weight_decay": weight_decay}
+
+
+def build_rmsprop_args(
+    *, alpha: BetaValue = 0.99, eps: Positive = 1e-8, momentum: MomentumValue = 0.0, weight_decay: Fraction = 0.0
+) -> TrlArguments:
+    """Return the arguments of RMSprop: gradients divided by the root of their mean square."""
+    return {"optim_args": f"alpha={alpha},eps={eps},momentum={momentum}", "weight_decay": weight_decay}
+
+
+def build_adafactor_args(*, weight_decay: Fraction = 0.0) -> TrlArguments:
+    """Return the arguments of Adafactor, which keeps one moment, factored into rows and columns."""
+    return {"weight_decay": weight_decay}
+
+
+OPTIMIZERS: Mapping[str, Callable[..., TrlArguments]] = {
+    **dict.fromkeys(("adamw_torch_fused", "adamw_torch"), build_adamw_args),
+    "adafactor": build_adafactor_args,
+    "sgd": build_sgd_args,
+    "rmsprop": build_rmsprop_args,
+    **dict.fromkeys(("adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"), build_adamw_args),
+    **dict.fromkeys(("lion_8bit", "lion_32bit", "paged_lion_8bit", "paged_lion_32bit"), build_lion_args),
+}
+"""Optimizers by their transformers names. Other transformers optimizers need packages that are built for one machine,
+or a list of layers."""
+OF_BITSANDBYTES = ("8bit", "paged", "lion")
+"""Parts of the names of optimizers that need bitsandbytes."""
+
+
+def parse_optimizer(text: str, found: Callable[[str], object] = find_spec) -> TrlArguments:
+    """Return TRL's arguments for `trainer.optimizer`.
+
+    `found` looks up a package, and returns None if it is not installed.
+
+    Raises:
+        ConfigError: as `parse_loss`, or the optimizer needs a package that is not installed.
+    """
+    arguments = _parse_trl_arguments("trainer.optimizer", text, OPTIMIZERS)
+    name = NameWithOptions.parse("trainer.optimizer", text).name
+    if any(part in name for part in OF_BITSANDBYTES) and found("bitsandbytes") is None:
+        raise ConfigError("trainer.optimizer", text, "it needs a package: pip install bitsandbytes")
+    return {"optim": name, **arguments}
+
+
+SCHEDULES = (
+    "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
+    "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay",
+)  # fmt: skip
+"""Transformers names of schedules, without those that depend on a falling loss, which GRPO does not have."""
+_ALWAYS_VALID_SCHEDULES = ("linear", "constant_with_warmup")
+"""Schedules whose learning rates are valid for any warm-up."""
+SLACK = 1e-6
+"""Distance by which rounding may move a learning rate out of its bounds, as a share of the peak."""
+_TRAINER_PARAMETERS = ("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch")
+"""Parameters of a schedule that are no options, because the trainer passes them."""
+
+
+def parse_schedule(text: str, peak: float, warmup_steps: int, total_steps: int) -> TrlArguments:
+    """Return TRL's arguments for `trainer.schedule`, after a trial that finds errors before the run starts.
+
+    Args:
+        peak: the highest learning rate.
+        warmup_steps: optimizer steps over which the learning rate rises.
+        total_steps: optimizer steps of the run.
+
+    Raises:
+        ConfigError: as `parse_loss`, or the schedule makes no valid learning rate of its options.
+    """
+    thing = "trainer.schedule"
+    named = NameWithOptions.parse(thing, text)
+    if named.name not in SCHEDULES:
+        raise ConfigError(thing, named.name, f"choose one of {', '.join(SCHEDULES)}")
+    # transformers would ignore the warm-up without a warning.
+    if named.name == "constant" and warmup_steps:
+        raise ConfigError(
+            thing, text, "it has no warm-up: choose constant_with_warmup, or set trainer.warmup_steps = 0"
+        )
+    if named.options or named.name not in _ALWAYS_VALID_SCHEDULES:
+        _refuse_bad_rates(text, named, peak, warmup_steps, total_steps)
+    return {"lr_scheduler_type": named.name, "lr_scheduler_kwargs": dict(named.options)}
+
+
+def _refuse_bad_rates(text: str, named: NameWithOptions, peak: float, warmup_steps: int, total_steps: int) -> None:
+    """Build the schedule on a dummy weight, and check its options and learning rates. Raises as `parse_schedule`."""
+    import torch  # the imports take seconds, and the default schedule needs no trial
+    from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION, get_scheduler
+    from transformers.trainer_utils import SchedulerType
+
+    thing = "trainer.schedule"
+    # The options of a schedule are the other parameters of its transformers function.
+    kind = SchedulerType(named.name)
+    parameters = inspect.signature(TYPE_TO_SCHEDULER_FUNCTION[kind]).parameters
+    accepted = [name for name in parameters if name not in _TRAINER_PARAMETERS]
+    for key, value in named.options.items():
+        if key not in accepted:
+            remedy = f"its options are {', '.join(accepted)}" if accepted else "it has no options"
+            raise ConfigError(f"option {key} of {thing} {named.name}", value, remedy)
+    # Read the learning rate at the start, the peak and the last step.
+    try:
+        weight = torch.nn.Parameter(torch.zeros(1))
+        made = get_scheduler(kind, torch.optim.SGD([weight], peak), warmup_steps, total_steps, dict(named.options))
+        shares = [float(made.lr_lambdas[0](step)) for step in (0, warmup_steps, total_steps - 1)]
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise ConfigError(thing, text, f"transformers cannot make a learning rate of it: {error}") from error
+    if not all(-SLACK <= share <= 1 + SLACK for share in shares):
+        rates = ", ".join(f"{share * peak:.3g}" for share in shares)
+        raise ConfigError(thing, text, f"its learning rates would be {rates}, outside of [0, {peak:g}]; choose others")
+
+
+IMPORTANCE_CAP = 2.0
+"""Default of the largest importance sampling ratio that is left unchanged; TRL's value."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportanceCorrection:
+    """Correction of the logprob mismatch between sampler and trainer."""
+
+    cap: float
+    """Largest importance sampling ratio (trainer / sampler) that is left unchanged, >= 1."""
+    tolerance: float | None
+    """Largest allowed difference of one log probability, nats. None chooses it by the number formats."""
+    low: float | None = None
+    """Smallest ratio that is left unchanged, in (0, 1). None sets no lower bound."""
+
+    def compute_tolerance(self, trained_in: Dtype, sampled_in: Dtype) -> float:
+        """Return the largest allowed difference of one log probability for these number formats, nats."""
+        if self.tolerance is not None:
+            return self.tolerance
+        # Rounding in bfloat16 alone moves single log probabilities by tenths of a nat.
+        exact = trained_in == "float32" and choose_sampler_dtype(trained_in, sampled_in) == "float32"
+        return 1e-3 if exact else 1.0
+
+
+def choose_sampler_dtype(trained_in: Dtype, asked: Dtype) -> Dtype:
+    """Return the number format of the sampler, for a trainer that computes in `trained_in`.
+
+    A float32 trainer can check the log probabilities of a float32 sampler, and of no other. So "auto", which means
+    bfloat16 on a GPU, becomes float32 for it.
+    """
+    return "float32" if asked == "auto" and trained_in == "float32" else asked
+
+
+def build_capped_correction(
+    *,
+    cap: Annotated[float, AtLeast(1)] = IMPORTANCE_CAP,
+    tolerance: Annotated[float | None, Above(0)] = None,
+) -> ImportanceCorrection:
+    """Return a correction with an upper bound; its name decides if ratios above `cap` are cut or masked."""
+    return ImportanceCorrection(cap, tolerance)
+
+
+def build_banded_correction(
+    *,
+    low: Annotated[float, Above(0, below=1)] = 0.5,
+    cap: Annotated[float, AtLeast(1)] = IMPORTANCE_CAP,
+    tolerance: Annotated[float | None, Above(0)] = None,
+) -> ImportanceCorrection:
+    """Return the correction that masks tokens with a ratio outside [low, cap], as in IcePop (arXiv 2510.18855)."""
+    return ImportanceCorrection(cap, tolerance, low)
+
+
+def build_no_correction(*, tolerance: Annotated[float | None, Above(0)] = None) -> ImportanceCorrection:
+    """Return the settings without a correction: every ratio counts as 1."""
+    # The cap has no effect, since `apply_importance_correction` replaces all ratios by 1.
+    return ImportanceCorrection(IMPORTANCE_CAP, tolerance)
+
+
+IMPORTANCES: Mapping[str, Callable[..., ImportanceCorrection]] = {
+    **{
+        f"{whose}_{how}": build_capped_correction
+        for whose in ("token", "line", "sequence")
+        for how in ("truncate", "mask")
+    },
+    "token_band": build_banded_correction,
+    "none": build_no_correction,
+}
+"""Corrections by name. The first word is the unit of a ratio: a token, a line, or a whole rollout (`sequence`). The
+second word is the treatment above the cap. `truncate` cuts the ratio to the cap, and `mask` drops the tokens.
+`token_band` drops tokens on both sides of its band. `none` corrects nothing."""
+
+
+def parse_importance(text: str) -> tuple[str, ImportanceCorrection]:
+    """Parse `trainer.importance` into the name of a correction and its options.
+
+    Raises:
+        ConfigError: the correction or an option is unknown, or a value is out of bounds.
+    """
+    named = parse_known_name("trainer.importance", text, IMPORTANCES)
+    return named.name, named.bind_options("trainer.importance", IMPORTANCES[named.name])()
+
+
+def build_importance_args(text: str) -> TrlArguments:
+    """Return TRL's arguments for `trainer.importance`. Raises as `parse_importance`."""
+    name, apart = parse_importance(text)
+    # TRL gets a correction per token in any case. Later, `apply_importance_correction` replaces
+    # its ratios for all other names.
+    return {
+        "vllm_importance_sampling_mode": "token_mask" if name in ("token_mask", "token_band") else "token_truncate",
+        "vllm_importance_sampling_clip_max": apart.cap,
+        "vllm_importance_sampling_clip_min": apart.low,
+    }
+
+
+def validate_staleness(steps: int, corrected: str, plan: str) -> None:
+    """Refuse settings that do not work with async rollouts, or only with them.
+
+    Args:
+        steps: `trainer.ahead`.
+        corrected: `trainer.importance`.
+        plan: `trainer.groups`.
+
+    Raises:
+        ConfigError: async rollouts with dynamic sampling, a FIFO window without async rollouts, or async rollouts
+            with a correction that is not per token.
+    """
+    windowed = isinstance(parse_group_sampling(plan), FifoWindowOptions)
+    # Dynamic sampling replaces groups within a step, while async rollouts fix the tasks of a step when it begins.
+    if steps and plan and not windowed:
+        remedy = "it says before they are played which groups a step is made of; leave one of both out, or take window"
+        raise ConfigError("trainer.groups with trainer.ahead", plan, remedy)
+    # Without async rollouts no later step is in flight, so no group could overtake another.
+    if windowed and not steps:
+        remedy = "groups of later steps pass those that take long; set trainer.ahead to 1 or more, or leave it out"
+        raise ConfigError("trainer.groups without trainer.ahead", plan, remedy)
+    name, _ = parse_importance(corrected)
+    if steps and not name.startswith("token"):
+        remedy = "older lines need the ratio of each token; choose token_truncate, token_mask or token_band"
+        raise ConfigError("trainer.importance with trainer.ahead", corrected, remedy)
+
+
+def parse_known_name(thing: str, text: str, table: Mapping[str, object]) -> NameWithOptions:
+    """Parse `text`, and check that `table` has its name. Raises as `parse_loss`."""
+    named = NameWithOptions.parse(thing, text)
+    if named.name not in table:
+        raise ConfigError(thing, named.name, f"choose one of {', '.join(table)}")
+    return named
+
+
+def _parse_trl_arguments(thing: str, text: str, table: Mapping[str, Callable[..., TrlArguments]]) -> TrlArguments:
+    named = parse_known_name(thing, text, table)
+    return named.bind_options(thing, table[named.name])()

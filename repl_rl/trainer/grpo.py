@@ -1,11 +1,15 @@
-"""TRL's GRPO trainer with our rollouts, one advantage per token, and a check after each weight sync.
+"""GRPO trainer on console trajectories: TRL's trainer with our rollouts and one advantage per token.
+
+`TrainBatch` and `ScoredBatch` hold the data of the current step: rollouts, their credit, and their log probabilities.
 
 TRL keeps the loop, the loss, the importance sampling correction and the optimizer. An override calls `super()` and then
-changes only the part that it names; without `super()`, it replaces that part.
+changes only the part that it names; without `super()`, it replaces that part. After each weight sync, the trainer
+compares its log probabilities with those of the sampler.
 """
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,42 +18,106 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from repl_rl.credit.children import filled, with_children
-from repl_rl.credit.figures import earned_metrics, length_metrics
-from repl_rl.credit.group import Credit, Earned, earned_by, group_advantages
-from repl_rl.credit.stops import ends_of, told_of_ends
-from repl_rl.credit.tensors import columns, line_numbers, widen
-from repl_rl.engine.forbidden import forbid
+from repl_rl.credit.credited_trajectory import LineCredit, add_child_rows, pad_with_idle_rows
+from repl_rl.credit.rewards import (
+    CreditConfig,
+    GroupEntry,
+    build_group_entry,
+    build_line_credit,
+    compute_credit_metrics,
+    compute_group_advantages,
+    compute_length_metrics,
+    compute_length_metrics_for_trl,
+    list_ends,
+)
+from repl_rl.deprecations import keeps_old_names
 from repl_rl.errors import ConfigError
-from repl_rl.record.group import Group
-from repl_rl.record.series import mean_parts
-from repl_rl.record.trajectory import Trajectory
+from repl_rl.models.lm_head import forbid_ids
 from repl_rl.tasks import Curriculum
-from repl_rl.trainer import apart, choices
-from repl_rl.trainer.ahead import GroupsAhead
-from repl_rl.trainer.correction import Ages, ages_of, corrected
-from repl_rl.trainer.fast import Batch, FastPass
-from repl_rl.trainer.groups import Groups
+from repl_rl.trainer.config import GroupSamplingOptions, parse_importance
+from repl_rl.trainer.dynamic_sampling import GroupSampler
 from repl_rl.trainer.grpo_config import GRPOConfig, GRPOTrainer, refuse_few, refuse_unfit
-from repl_rl.trainer.kept import KeptTrainer
-from repl_rl.trainer.lead import Lead
-from repl_rl.trainer.probing import probed
-from repl_rl.trainer.reference import frozen
-from repl_rl.trainer.sharing import Sharing
-from repl_rl.trainer.source import RolloutSource
-from repl_rl.trainer.step import Scored, StepState, outcome
-from repl_rl.trainer.weights import Sync
+from repl_rl.trainer.importance_sampling import (
+    LogprobMismatch,
+    Staleness,
+    apply_importance_correction,
+    compute_token_staleness,
+)
+from repl_rl.trainer.logprobs import (
+    LogprobScorer,
+    ScoringBatch,
+    broadcast_to_tokens,
+    build_line_numbers,
+    build_token_columns,
+)
+from repl_rl.trainer.plugins.async_rollouts import AsyncGroups, StalenessSchedule, add_probe_mismatch
+from repl_rl.trainer.plugins.checkpoint import ResumableGRPOTrainer
+from repl_rl.trainer.plugins.prefix_sharing import PrefixSharing
+from repl_rl.trainer.reference_model import copy_frozen
+from repl_rl.trainer.rollout_source import RolloutSource
+from repl_rl.trainer.weight_sync import WeightSync
+from repl_rl.trajectory.trajectory import Group, Trajectory
+from repl_rl.trajectory.trajectory_metrics import compute_mean_parts
 
 
-class ReplGRPOTrainer(KeptTrainer):
+@dataclass(frozen=True, slots=True)
+class TrainBatch:
+    """Rollouts of a step on this process, with their advantages and credit."""
+
+    trajectories: tuple[Trajectory, ...]
+    """Trajectories as they were played."""
+    trained_trajectories: tuple[Trajectory, ...]
+    """The same trajectories after the `StopPolicy`, as training uses them."""
+    rows: tuple[Trajectory, ...]
+    """Rows of the update, B of them, in order: `trained_trajectories`, trained children and alternatives, idle rows."""
+    advantages: Tensor
+    """Advantage of each token, float32, (B, T)."""
+    credit: tuple[tuple[Sequence[float], Sequence[float]], ...]
+    """Rewards and advantages of the lines, one pair per rollout."""
+    metrics: dict[str, float]
+    """Metrics of reward shaping, lengths, groups and curriculum, over all processes."""
+    line_reward_sums: dict[str, float]
+    """Mean sum of a rollout's line rewards per name of a reward, over all processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredBatch:
+    """Log probabilities of these rollouts under the trainer's policy, and their mismatch with the sampler's."""
+
+    mismatch: LogprobMismatch
+    logprobs: Tensor
+    """Log probability of each token, nats, float32 on the CPU, (B, T)."""
+    metrics: dict[str, float]
+    """Metrics of prefix sharing and staleness, by name; empty without either."""
+
+
+def compute_line_credits(state: TrainBatch, scored: ScoredBatch) -> list[tuple[LineCredit, ...]]:
+    """Return the credit of each line of this process's rollouts in the step."""
+    # The first rows of the update are the rollouts themselves.
+    rows = zip(
+        state.trained_trajectories,
+        state.credit,
+        scored.logprobs[: len(state.trained_trajectories)].tolist(),
+        strict=True,
+    )
+    return [build_line_credit(t, *credit, logprobs[: len(t.completion_ids)]) for t, credit, logprobs in rows]
+
+
+def compute_outcome_rewards(trajectory: Sequence[Trajectory], **_: object) -> list[float | None]:
+    """Return the outcome of each rollout, as TRL's reward function; None leaves a rollout out of every baseline."""
+    return [t.outcome if t.trainable else None for t in trajectory]
+
+
+@keeps_old_names
+class ReplGRPOTrainer(ResumableGRPOTrainer):
     """GRPO on trajectories of a live console.
 
     The dataset is a list of task ids; TRL groups and shuffles them, and never encodes them.
     """
 
-    step_state: StepState
+    train_batch: TrainBatch
     """Rollouts of the current step, unset before the first step."""
-    scored: Scored
+    scored_batch: ScoredBatch
     """Log probabilities of these rollouts under the trainer's policy, and their mismatch."""
     _rows: Tensor | None = None
     """Rows of the step in the current loss. None means that TRL scores new rollouts."""
@@ -64,14 +132,14 @@ class ReplGRPOTrainer(KeptTrainer):
         task_ids: Sequence[str],
         source: RolloutSource,
         args: GRPOConfig,
-        credit: Credit,
+        credit: CreditConfig,
         tolerance: float,
         weights: Path,
         fast: bool = True,
         importance: str = "token_truncate",
         curriculum: Curriculum | None = None,
-        plan: choices.Plan | None = None,
-        sharing: Sharing | None = None,
+        plan: GroupSamplingOptions | None = None,
+        sharing: PrefixSharing | None = None,
         ahead: int = 0,
     ) -> None:
         """
@@ -85,13 +153,13 @@ class ReplGRPOTrainer(KeptTrainer):
             credit: estimator and rewards.
             tolerance: largest allowed difference of one log probability between sampler and trainer, nats.
             weights: existing folder through which weights travel to `source`. All processes read the main one's.
-            fast: log probabilities come from `scoring`, equal to TRL's up to rounding. False takes those of TRL's own
-                pass, bit for bit.
+            fast: log probabilities come from `LogprobScorer`, equal to TRL's up to rounding. False takes those of TRL's
+                own pass, bit for bit.
             importance: value of `TrainerConfig.importance`. `args` holds the correction of ratios of tokens.
             curriculum: chooses the tasks of each step in place of TRL. None keeps TRL's order.
-            plan: dynamic sampling or a FIFO window; see `Groups`. None samples each group once.
+            plan: dynamic sampling or a FIFO window; see `GroupSampler`. None samples each group once.
             sharing: prefix sharing: the fast pass scores the common beginning of rollouts once. None disables it.
-            ahead: number of later steps whose rollouts run while the policy is updated; see `GroupsAhead`.
+            ahead: number of later steps whose rollouts run while the policy is updated; see `AsyncGroups`.
 
         Raises:
             ConfigError: `refuse_unfit` refuses an option of `args`, `task_ids` has too few tasks, `model` cannot forbid
@@ -103,11 +171,11 @@ class ReplGRPOTrainer(KeptTrainer):
         beta, args.beta = args.beta, 0.0
         super().__init__(
             model=model,
-            reward_funcs=[outcome],
+            reward_funcs=[compute_outcome_rewards],
             args=args,
             train_dataset=Dataset.from_dict({"prompt": list(task_ids)}),
             processing_class=tokenizer,
-            rollout_func=self._rollout,
+            rollout_func=self._collect_rollouts,
         )
         self.beta = args.beta = beta
         if fast and self.aux_loss_enabled:
@@ -115,40 +183,43 @@ class ReplGRPOTrainer(KeptTrainer):
         self.source = source
         self.credit = credit
         self.tolerance = tolerance
-        self.importance, _ = apart.importance(importance)
+        self.importance_sampling, _ = parse_importance(importance)
         self.curriculum = curriculum
-        self.ahead = ahead
-        size, seed, steps = args.num_generations, args.seed, self.optimizer_steps
-        self.groups = Groups(source, task_ids, size, self.accelerator, plan, curriculum, credit.stops, seed)
+        self.max_staleness_steps = ahead
+        # Choose the group sampler: each step waits for its own rollouts, or later steps run in the background.
+        size, seed, steps = args.num_generations, args.seed, self.optimizer_steps_per_step
+        self.group_sampler = GroupSampler(
+            source, task_ids, size, self.accelerator, plan, curriculum, credit.stop_policy, seed
+        )
         if ahead:
-            lead, coming = Lead(ahead, args.max_steps // steps), self._upcoming
-            self.groups = GroupsAhead(source, size, self.accelerator, lead, steps, coming, curriculum, plan)
+            lead, coming = StalenessSchedule(ahead, args.max_steps // steps), self._iterate_upcoming_task_ids
+            self.group_sampler = AsyncGroups(source, size, self.accelerator, lead, steps, coming, curriculum, plan)
         # Change the model in place before it is copied: the reference model needs the same ids and attention.
         bare = self.accelerator.unwrap_model(self.model)
         bare = bare.get_base_model() if is_peft_model(bare) else bare
-        forbid(bare, source.forbidden_ids)
-        self.sharing = sharing if fast else None
-        if self.sharing is not None:
-            self.sharing.install(bare)
+        forbid_ids(bare, source.forbidden_ids)
+        self.prefix_sharing = sharing if fast else None
+        if self.prefix_sharing is not None:
+            self.prefix_sharing.install_attention(bare)
         # With adapters no copy is needed: the reference is the model with its adapters disabled.
         if beta and bare is self.model:
-            self.ref_model = frozen(bare, self.accelerator)
+            self.ref_model = copy_frozen(bare, self.accelerator)
         autocast = self.accelerator.autocast
-        self._fast = FastPass(bare, self.ref_model, autocast, sharing=self.sharing) if fast else None
+        self._fast = LogprobScorer(bare, self.ref_model, autocast, sharing=self.prefix_sharing) if fast else None
         # From here on TRL treats the rollout source as its vLLM: it syncs weights to it before each step's rollouts,
         # and corrects for the logprob mismatch.
         self.use_vllm = True
-        self.vllm_generation = Sync(self, source, weights, by_turns=ahead > 0)
+        self.vllm_generation = WeightSync(self, source, weights, by_turns=ahead > 0)
         self._last_loaded_step = -1
         self.rollout_s = 0.0
         """Wall clock time of all rollouts so far."""
 
-    def _upcoming(self) -> Iterator[list[str]]:
+    def _iterate_upcoming_task_ids(self) -> Iterator[list[str]]:
         """Yield the task ids of this process's rollouts, for the current step and each later one."""
-        for rows in self.order.upcoming(self.steps_done):
+        for rows in self.task_sampler.iterate_upcoming(self.steps_done):
             yield [self.train_dataset[row]["prompt"] for row in rows]
 
-    def sync(self) -> None:
+    def sync_weights(self) -> None:
         """Load the current weights into the rollout source, which does not load them again before they change."""
         self.vllm_generation.sync_weights()
         # TRL skips a sync for the step in this field.
@@ -157,15 +228,15 @@ class ReplGRPOTrainer(KeptTrainer):
     def _send_telemetry(self) -> None:
         """Disable TRL's telemetry."""
 
-    def _rollout(self, task_ids: list[str], _: GRPOTrainer) -> dict[str, object]:
+    def _collect_rollouts(self, task_ids: list[str], _: GRPOTrainer) -> dict[str, object]:
         """Collect the rollouts of a step, and return them as TRL's rollout hook expects."""
         start = time.perf_counter()
         step = self.state.global_step
-        trajectories = self.groups.play(task_ids, step)
+        trajectories = self.group_sampler.collect(task_ids, step)
         self.rollout_s += time.perf_counter() - start
-        learned = tuple(map(self.credit.stops.learned, trajectories))
-        self.step_state = self._credited(trajectories, learned)
-        rows = columns(self.step_state.rows, self._tokenizer.pad_token_id)
+        learned = tuple(map(self.credit.stop_policy.apply, trajectories))
+        self.train_batch = self._build_train_batch(trajectories, learned)
+        rows = build_token_columns(self.train_batch.rows, self._tokenizer.pad_token_id)
         return {
             "prompt_ids": rows.prompt_ids,
             "completion_ids": rows.completion_ids,
@@ -174,39 +245,45 @@ class ReplGRPOTrainer(KeptTrainer):
             "trajectory": list(learned),
         }
 
-    def _credited(self, trajectories: tuple[Trajectory, ...], learned: tuple[Trajectory, ...]) -> StepState:
+    def _build_train_batch(self, trajectories: tuple[Trajectory, ...], learned: tuple[Trajectory, ...]) -> TrainBatch:
         """Return this process's rollouts with their credit.
 
         TRL spreads a group over processes, so the rewards of all rollouts are gathered before any baseline is computed.
         """
-        earned: list[Earned] = gather_object([earned_by(t, self.credit) for t in learned])
+        entries: list[GroupEntry] = gather_object([build_group_entry(t, self.credit) for t in learned])
         size = self.num_generations
-        groups = [Group(tuple(earned[start : start + size])) for start in range(0, len(earned), size)]
-        advantages = [group_advantages(group, self.credit, self.steps_done) for group in groups]
-        metrics = {**earned_metrics(earned, self.credit), **length_metrics(groups, advantages), **self.groups.metrics}
+        # TRL repeats each task, so consecutive rollouts form a group.
+        groups = [Group(tuple(entries[start : start + size])) for start in range(0, len(entries), size)]
+        advantages = [compute_group_advantages(group, self.credit, self.steps_done) for group in groups]
+        metrics = {
+            **compute_credit_metrics(entries, self.credit),
+            **compute_length_metrics(groups, advantages),
+            **self.group_sampler.metrics,
+        }
+        # The curriculum records the outcomes of all processes, so its copies in all processes agree.
         if self.curriculum is not None:
-            metrics["level_mean"] = self.curriculum.levels(e.task_id for e in earned)
-            self.curriculum.record((e.task_id, float(e.solved)) for e in earned if e.earnings.outcome is not None)
+            metrics["level_mean"] = self.curriculum.compute_mean_level(e.task_id for e in entries)
+            self.curriculum.record((e.task_id, float(e.solved)) for e in entries if e.rewards.outcome is not None)
         # Keep this process's part, and give rollouts that are not trained on an advantage of 0.
         first = self.accelerator.process_index * len(learned)
         here = slice(first, first + len(learned))
         mine = [row for rows in advantages for row in rows][here]
         values = [row if t.trainable else (0.0,) * len(t.lines) for row, t in zip(mine, learned, strict=True)]
         # Add rows for children and alternatives, then idle rows, so that all processes have the same number.
-        rows, advantages_B_L = with_children(learned, values)
-        rows, advantages_B_L = filled(rows, advantages_B_L, self._row_count(len(rows)))
+        rows, advantages_B_L = add_child_rows(learned, values)
+        rows, advantages_B_L = pad_with_idle_rows(rows, advantages_B_L, self._count_padded_rows(len(rows)))
         width = max(len(t.completion_ids) if t.trainable else 1 for t in rows)
-        return StepState(
+        return TrainBatch(
             trajectories,
             learned,
             tuple(rows),
-            widen(advantages_B_L, rows, width).to(self.accelerator.device),
-            tuple(zip([e.earnings.rewards_L for e in earned[here]], mine, strict=True)),
+            broadcast_to_tokens(advantages_B_L, rows, width).to(self.accelerator.device),
+            tuple(zip([e.rewards.rewards_L for e in entries[here]], mine, strict=True)),
             metrics,
-            mean_parts([e.named for e in earned if e.earnings.lines]),
+            compute_mean_parts([e.reward_sums for e in entries if e.rewards.lines]),
         )
 
-    def _row_count(self, mine: int) -> int:
+    def _count_padded_rows(self, mine: int) -> int:
         """Return the number of rows per process: the largest one of any process, rounded up to fill TRL's parts."""
         counts: list[int] = gather_object([mine])
         parts: int = self.args.steps_per_generation
@@ -219,7 +296,8 @@ class ReplGRPOTrainer(KeptTrainer):
         """
         result: tuple[object, ...] = super()._generate(prompts)
         metrics = self._metrics["train" if self.model.training else "eval"]
-        for name, value in told_of_ends(gather_object(ends_of(self.step_state.trajectories))).items():
+        ends = gather_object(list_ends(self.train_batch.trajectories))
+        for name, value in compute_length_metrics_for_trl(ends).items():
             metrics[f"completions/{name}"][-1] = value
         return result
 
@@ -232,29 +310,32 @@ class ReplGRPOTrainer(KeptTrainer):
         # `super()` computes log probabilities of the policy first, then those of the reference model.
         self._unscored = True
         batch: dict[str, Tensor] = super()._generate_and_score_completions(inputs)
-        self.scored = self._scored(batch)
-        self.scored.gap.check(self.tolerance, self.state.global_step)
-        batch["advantages"] = self.step_state.advantages
+        self.scored_batch = self._build_scored_batch(batch)
+        self.scored_batch.mismatch.check_tolerance(self.tolerance, self.state.global_step)
+        batch["advantages"] = self.train_batch.advantages
         # TRL shuffles and splits the batch, so each row keeps its number in the step.
-        batch["rows"] = torch.arange(len(self.step_state.rows), device=batch["advantages"].device)
+        batch["rows"] = torch.arange(len(self.train_batch.rows), device=batch["advantages"].device)
         return batch
 
-    def _scored(self, batch: dict[str, Tensor]) -> Scored:
+    def _build_scored_batch(self, batch: dict[str, Tensor]) -> ScoredBatch:
         """Measure logprob mismatch and staleness of a step, and correct the importance sampling ratios in `batch`.
 
         Raises:
             WeightSyncError: the policy that sampled a line is too old, or later than the trainer's.
         """
-        rows, step = self.step_state.rows, self.state.global_step
+        rows, step = self.train_batch.rows, self.state.global_step
         width, cap = batch["completion_ids"].size(1), self.vllm_importance_sampling_clip_max
-        ages = ages_of(rows, width, step, self.groups.oldest * self.optimizer_steps)
-        gap = corrected(batch, rows, ages, self.importance, cap, self.accelerator)
-        told = self.sharing.metrics(self.accelerator) if self.sharing is not None else {}
-        if self.ahead:
-            told |= Ages.of(ages, self.optimizer_steps).metrics()
+        ages = compute_token_staleness(
+            rows, width, step, self.group_sampler.max_staleness * self.optimizer_steps_per_step
+        )
+        gap = apply_importance_correction(batch, rows, ages, self.importance_sampling, cap, self.accelerator)
+        metrics = self.prefix_sharing.metrics(self.accelerator) if self.prefix_sharing is not None else {}
+        if self.max_staleness_steps:
+            metrics |= Staleness.from_ages(ages, self.optimizer_steps_per_step).metrics()
             # If all tokens of the step are stale, compare log probabilities of a new line instead.
-            gap = gap if gap.tokens else probed(self, gap, self.source, self.step_state.learned, step)
-        return Scored(gap, batch["old_per_token_logps"].float().cpu(), told)
+            if not gap.tokens:
+                gap = add_probe_mismatch(self, gap, self.source, self.train_batch.trained_trajectories, step)
+        return ScoredBatch(gap, batch["old_per_token_logps"].float().cpu(), metrics)
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Tensor]) -> Tensor:
         """Compute TRL's loss; while it runs, `_rows` holds its rows of the step."""
@@ -282,22 +363,22 @@ class ReplGRPOTrainer(KeptTrainer):
                 model, input_ids, attention_mask, logits_to_keep, **options
             )
             return result
-        advantages = self.step_state.advantages
-        sampled = (line_numbers(self.step_state.rows, advantages.size(1)) >= 0).to(input_ids.device)
+        advantages = self.train_batch.advantages
+        sampled = (build_line_numbers(self.train_batch.rows, advantages.size(1)) >= 0).to(input_ids.device)
         # With a KL penalty the loss depends on every sampled token, even on those without an advantage.
-        batch = Batch(input_ids, attention_mask, sampled, (sampled if self.beta else advantages).any(dim=1))
+        batch = ScoringBatch(input_ids, attention_mask, sampled, (sampled if self.beta else advantages).any(dim=1))
         # TRL calls this for a loss, for the new rollouts, and then for the reference model.
         if self._rows is not None:
-            scores = self._fast.again(model, batch, self._rows, with_graph=self._one_pass)
+            scores = self._fast.rescore(model, batch, self._rows, with_graph=self._needs_single_pass)
         elif self._unscored:
             self._unscored = False
-            scores = self._fast.first(self.model_wrapped, batch, keep_graph=self._one_pass)
+            scores = self._fast.score_step(self.model_wrapped, batch, keep_graph=self._needs_single_pass)
         else:
-            return self._fast.reference(self.ref_model or self.model_wrapped, batch), None, None
+            return self._fast.score_reference(self.ref_model or self.model_wrapped, batch), None, None
         return scores.logprobs, scores.entropies, None
 
     @property
-    def _one_pass(self) -> bool:
+    def _needs_single_pass(self) -> bool:
         """True if the first scoring of a step also serves its only loss, and so keeps its graph."""
         only = self.args.steps_per_generation * self.num_iterations == 1
         return only and not self.args.gradient_checkpointing

@@ -1,4 +1,4 @@
-"""Translation of the training settings into TRL's configuration."""
+"""Translation of the training settings into TRL's configuration, and checks of TRL's options."""
 
 import warnings
 from collections.abc import Sequence
@@ -7,13 +7,12 @@ from pathlib import Path
 import torch
 from transformers.utils import is_torch_bf16_gpu_available
 
-from repl_rl.engine.variables import hush
+from repl_rl.engine.vllm_subprocess import set_vllm_log_level
 from repl_rl.errors import ConfigError
-from repl_rl.machine.trl_imports import importing_trl
-from repl_rl.trainer import choices
-from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.config import LOSSES, TrainerConfig
+from repl_rl.utils.import_trl import importing_trl
 
-hush()  # TRL may import vLLM
+set_vllm_log_level()  # TRL may import vLLM
 with warnings.catch_warnings(), importing_trl():
     # TRL warns about the version of a vLLM that it does not use here.
     warnings.filterwarnings("ignore", message="TRL currently supports vLLM versions")
@@ -48,9 +47,10 @@ def grpo_args(config: TrainerConfig, out: Path, processes: int = 1, seed: int = 
         ConfigError: the rollouts of a step cannot be divided evenly, or this machine cannot compute in `dtype`.
     """
     check_machine(config)
-    low, on_cpu = config.dtype == "bfloat16", not torch.accelerator.is_available()
-    micro_batch, passes = config.share(processes)
-    a_step = config.optimizer_steps_per_step
+    low_precision, on_cpu = config.dtype == "bfloat16", not torch.accelerator.is_available()
+    micro_batch, passes = config.compute_batch_shape(processes)
+    # TRL counts warm-up, logging and saving in optimizer steps.
+    per_step = config.optimizer_steps_per_step
     return GRPOConfig(
         output_dir=str(out),
         max_steps=config.optimizer_steps,
@@ -60,20 +60,20 @@ def grpo_args(config: TrainerConfig, out: Path, processes: int = 1, seed: int = 
         per_device_train_batch_size=micro_batch,
         gradient_accumulation_steps=passes,
         learning_rate=config.learning_rate,
-        warmup_steps=config.warmup_steps * a_step,
+        warmup_steps=config.warmup_steps * per_step,
         max_grad_norm=MAX_GRAD_NORM,
         # The fast pass computes no router logits. None keeps the coefficient of the model's configuration.
         router_aux_loss_coef=0.0 if config.fast else None,
         **config.build_named_args(),
         temperature=1.0,
-        bf16=low,
-        use_cpu=low and on_cpu,
+        bf16=low_precision,
+        use_cpu=low_precision and on_cpu,
         gradient_checkpointing=config.checkpointing,
         disable_dropout=True,
         seed=seed,
         save_strategy="steps" if config.save_every else "no",
-        save_steps=(config.save_every or 1) * a_step,
-        logging_steps=a_step,
+        save_steps=(config.save_every or 1) * per_step,
+        logging_steps=per_step,
         dataloader_pin_memory=torch.cuda.is_available(),
         report_to=list(config.report_to) or "none",
         project="repl_rl",
@@ -89,8 +89,8 @@ def refuse_unfit(args: GRPOConfig, fast: bool) -> None:
     Raises:
         ConfigError: the first such option.
     """
-    if args.loss_type not in choices.LOSSES:
-        remedy = f"choose one of {', '.join(choices.LOSSES)}: they take one advantage a token"
+    if args.loss_type not in LOSSES:
+        remedy = f"choose one of {', '.join(LOSSES)}: they take one advantage a token"
         raise ConfigError("loss_type", args.loss_type, remedy)
     # Each option has one accepted value, and a reason for it.
     unfit = {

@@ -20,27 +20,26 @@ if __name__ == "__main__":
 
 import zmq
 
-from repl_kernel import system
-from repl_kernel.birth import renounce
-from repl_kernel.capture import Capture
-from repl_kernel.cell import CellConsole
-from repl_kernel.channels import CONTROL_THREAD, Channels, Socket, open_pipes
-from repl_kernel.console import clean_interpreter
-from repl_kernel.jupyter import JupyterKernel
+from repl_kernel import libc_calls as system
+from repl_kernel.execute_line import reset_interpreter
+from repl_kernel.jupyter_entry import CONTROL_THREAD, JupyterKernel, OutputChannels, ZmqSocket, open_pipes
+from repl_kernel.linux_namespaces import drop_privileges
+from repl_kernel.output_capture import OutputCapture
+from repl_kernel.parse_cells import CellConsole
 
 _OUTPUT_BYTES = 1_048_576
 _SENDING_MS = 1000
 _HEART = "heartbeat"
 
 
-def _bind(socket: Socket, connection: dict[str, str], port: str) -> Socket:
+def _bind_socket(socket: ZmqSocket, connection: dict[str, str], port: str) -> ZmqSocket:
     socket.linger = _SENDING_MS
     separator = ":" if connection["transport"] == "tcp" else "-"
     socket.bind(f"{connection['transport']}://{connection['ip']}{separator}{connection[port]}")
     return socket
 
 
-def _echo(socket: Socket) -> None:
+def _echo_heartbeats(socket: ZmqSocket) -> None:
     """Send every heartbeat back, also while a line computes."""
     try:
         zmq.proxy(socket, socket)
@@ -49,7 +48,7 @@ def _echo(socket: Socket) -> None:
         return
 
 
-def start(arguments: argparse.Namespace, warning_filters: Sequence[object]) -> JupyterKernel:
+def start_kernel(arguments: argparse.Namespace, warning_filters: Sequence[object]) -> JupyterKernel:
     """Create the kernel of a connection file, listening."""
     if arguments.user:
         system.become_user(arguments.user)
@@ -58,29 +57,29 @@ def start(arguments: argparse.Namespace, warning_filters: Sequence[object]) -> J
     signal.signal(signal.SIGINT, signal.default_int_handler)
     pipes = open_pipes()
     if arguments.sealed:
-        renounce()
+        drop_privileges()
     kernel = JupyterKernel()
     key = connection["key"].encode()
-    context: zmq.Context[Socket] = zmq.Context()
+    context: zmq.Context[ZmqSocket] = zmq.Context()
     # The control thread has its own context, which it ends without the other sockets.
-    beside: zmq.Context[Socket] = zmq.Context()
+    beside: zmq.Context[ZmqSocket] = zmq.Context()
     iopub = beside.socket(zmq.XPUB)
     # A client receives nothing before its welcome.
     iopub.xpub_manual = True
-    _bind(iopub, connection, "iopub_port")
-    control = _bind(beside.socket(zmq.ROUTER), connection, "control_port")
-    shell = _bind(context.socket(zmq.ROUTER), connection, "shell_port")
-    stdin = _bind(context.socket(zmq.ROUTER), connection, "stdin_port")
-    heart = _bind(context.socket(zmq.REP), connection, "hb_port")
-    threading.Thread(target=_echo, args=(heart,), daemon=True, name=_HEART).start()
+    _bind_socket(iopub, connection, "iopub_port")
+    control = _bind_socket(beside.socket(zmq.ROUTER), connection, "control_port")
+    shell = _bind_socket(context.socket(zmq.ROUTER), connection, "shell_port")
+    stdin = _bind_socket(context.socket(zmq.ROUTER), connection, "stdin_port")
+    heart = _bind_socket(context.socket(zmq.REP), connection, "hb_port")
+    threading.Thread(target=_echo_heartbeats, args=(heart,), daemon=True, name=_HEART).start()
     with tempfile.TemporaryDirectory() as folder:
-        capture = Capture(folder, _OUTPUT_BYTES)
-    capture.install()
-    clean_interpreter(warning_filters, own_threads=(_HEART, CONTROL_THREAD))
-    console = CellConsole(before_traceback=capture.make_room)
-    console.offer_submit()
+        capture = OutputCapture(folder, _OUTPUT_BYTES)
+    capture.redirect_and_reopen()
+    reset_interpreter(warning_filters, own_threads=(_HEART, CONTROL_THREAD))
+    console = CellConsole(before_traceback=capture.free_middle)
+    console.install_submit_function()
     kernel.start_console(key, console, capture, shell)
-    kernel.open_channels(Channels(kernel.session, beside, control, iopub, pipes), stdin, capture, console)
+    kernel.open_channels(OutputChannels(kernel.session, beside, control, iopub, pipes), stdin, capture, console)
     return kernel
 
 
@@ -89,6 +88,6 @@ if __name__ == "__main__":
     parser.add_argument("-f", dest="file", required=True, metavar="CONNECTION_FILE")
     parser.add_argument("--sealed", action="store_true")
     parser.add_argument("--user", type=int, metavar="UID")
-    started = start(parser.parse_args(), filters)
+    started = start_kernel(parser.parse_args(), filters)
     sys.path[0] = ""
-    started.serve()
+    started.run_loop()

@@ -42,12 +42,12 @@ _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _NUMBER_AT, _ARCH_AT, _FIRST_ARGUMENT_AT, _ARGUMENT_BYTES = 0, 4, 16, 8
 
 
-def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+def _encode_instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
     return struct.pack("<HBBI", code, if_true, if_false, value)
 
 
-_REFUSE = _instruction(_RETURN, _ERRNO | errno.EPERM)
-_PERMIT = _instruction(_RETURN, _ALLOW)
+_REFUSE = _encode_instruction(_RETURN, _ERRNO | errno.EPERM)
+_PERMIT = _encode_instruction(_RETURN, _ALLOW)
 
 
 def _compare(number: int, values: Mapping[int, Sequence[int]], found: bytes, otherwise: bytes) -> list[bytes]:
@@ -57,14 +57,14 @@ def _compare(number: int, values: Mapping[int, Sequence[int]], found: bytes, oth
     """
     body: list[bytes] = []
     for argument, listed in values.items():
-        body.append(_instruction(_LOAD, _FIRST_ARGUMENT_AT + _ARGUMENT_BYTES * argument))
+        body.append(_encode_instruction(_LOAD, _FIRST_ARGUMENT_AT + _ARGUMENT_BYTES * argument))
         for value in listed:
-            body += [_instruction(_JUMP_EQUAL, value, 0, 1), found]
+            body += [_encode_instruction(_JUMP_EQUAL, value, 0, 1), found]
     body.append(otherwise)
-    return [_instruction(_JUMP_EQUAL, number, 0, len(body)), *body]
+    return [_encode_instruction(_JUMP_EQUAL, number, 0, len(body)), *body]
 
 
-def denied() -> dict[str, dict[str, int]]:
+def list_denied_calls() -> dict[str, dict[str, int]]:
     """Return the number per machine of each denied system call, by name. A machine without such a call is left out."""
     table: dict[str, dict[str, int]] = json.loads((Path(__file__).parent / "denied_syscalls.json").read_text())[
         "syscalls"
@@ -72,7 +72,7 @@ def denied() -> dict[str, dict[str, int]]:
     return table
 
 
-def program(machine: str = platform.machine(), allowed: Sequence[str] = ()) -> bytes:
+def build_filter(machine: str = platform.machine(), allowed: Sequence[str] = ()) -> bytes:
     """Return the BPF program for `machine`. The calls in `allowed` pass all the same.
 
     Raises:
@@ -82,24 +82,24 @@ def program(machine: str = platform.machine(), allowed: Sequence[str] = ()) -> b
         raise OSError(errno.ENOSYS, f"no seccomp filter for machine {machine!r}")
     # Kill a process that uses the calls of another architecture.
     code = [
-        _instruction(_LOAD, _ARCH_AT),
-        _instruction(_JUMP_EQUAL, _AUDIT_ARCH[machine], 1, 0),
-        _instruction(_RETURN, _KILL),
-        _instruction(_LOAD, _NUMBER_AT),
+        _encode_instruction(_LOAD, _ARCH_AT),
+        _encode_instruction(_JUMP_EQUAL, _AUDIT_ARCH[machine], 1, 0),
+        _encode_instruction(_RETURN, _KILL),
+        _encode_instruction(_LOAD, _NUMBER_AT),
     ]
     if machine == "x86_64":
         # The x32 interface has its own numbers.
-        code += [_instruction(_JUMP_AT_LEAST, 0x40000000, 0, 1), _REFUSE]
-    for name, numbers in denied().items():
+        code += [_encode_instruction(_JUMP_AT_LEAST, 0x40000000, 0, 1), _REFUSE]
+    for name, numbers in list_denied_calls().items():
         if machine in numbers and name not in allowed:
-            code += [_instruction(_JUMP_EQUAL, numbers[machine], 0, 1), _REFUSE]
+            code += [_encode_instruction(_JUMP_EQUAL, numbers[machine], 0, 1), _REFUSE]
     # The flags of clone3 are behind a pointer, so report that the call does not exist. libc then falls back to clone.
-    code += [_instruction(_JUMP_EQUAL, _CLONE3, 0, 1), _instruction(_RETURN, _ERRNO | errno.ENOSYS)]
+    code += [_encode_instruction(_JUMP_EQUAL, _CLONE3, 0, 1), _encode_instruction(_RETURN, _ERRNO | errno.ENOSYS)]
     code += [
         # Refuse clone with flags for new namespaces.
-        _instruction(_JUMP_EQUAL, _CLONE[machine], 0, 4),
-        _instruction(_LOAD, _FIRST_ARGUMENT_AT),
-        _instruction(_JUMP_SET, _NAMESPACE_FLAGS, 0, 1),
+        _encode_instruction(_JUMP_EQUAL, _CLONE[machine], 0, 4),
+        _encode_instruction(_LOAD, _FIRST_ARGUMENT_AT),
+        _encode_instruction(_JUMP_SET, _NAMESPACE_FLAGS, 0, 1),
         _REFUSE,
         _PERMIT,
     ]

@@ -12,7 +12,7 @@ CALL_HEADER = b'{"msg_type":"repl_host_call"}'
 """Header of a call of a host function. Its parent is the request of the line, and its metadata is a number."""
 
 
-class Signer:
+class MessageSigner:
     """Signer of messages: HMAC-SHA256 of their four JSON frames."""
 
     def __init__(self, key: bytes) -> None:
@@ -28,7 +28,7 @@ class Signer:
 
 
 @dataclass(frozen=True)
-class Offer:
+class HostFunctionsMessage:
     """Functions of the host that lines may call."""
 
     functions: dict[str, str]
@@ -44,13 +44,13 @@ class LineRequest:
     identities: list[bytes]
     header: bytes
     code: str
-    offer: Offer | None
+    host_functions: HostFunctionsMessage | None
     """Functions of the host, with the first line. None means none, or a later line."""
-    afresh: bool = False
+    forget_answer: bool = False
     """True to discard the last answer, because another question was asked."""
 
 
-def read_line_request(frames: list[bytes], signer: Signer) -> LineRequest | None:
+def decode_line_request(frames: list[bytes], signer: MessageSigner) -> LineRequest | None:
     """Return the request in `frames`, or None if they are an ordinary message or are not signed with the key."""
     if DELIMITER not in frames:
         return None
@@ -62,7 +62,7 @@ def read_line_request(frames: list[bytes], signer: Signer) -> LineRequest | None
         return None
     content = json.loads(body[3])
     offer = content.get("host")
-    offered = Offer(**offer) if offer else None
+    offered = HostFunctionsMessage(**offer) if offer else None
     return LineRequest(frames[:at], body[0], content["code"], offered, bool(content.get("afresh")))
 
 
@@ -71,19 +71,19 @@ _REPLY_HEADER = json.dumps(
 ).encode()
 
 
-def line_reply(request: LineRequest, content: dict[str, object], signer: Signer) -> list[bytes]:
+def encode_line_reply(request: LineRequest, content: dict[str, object], signer: MessageSigner) -> list[bytes]:
     """Return the frames of the one reply. The header bytes of the request identify what it answers."""
     body = [_REPLY_HEADER, request.header, b"{}", json.dumps(content).encode()]
     return [*request.identities, DELIMITER, signer.sign(body), *body]
 
 
-def host_call(line: LineRequest, number: int, content: bytes, signer: Signer) -> list[bytes]:
+def encode_host_call(line: LineRequest, number: int, content: bytes, signer: MessageSigner) -> list[bytes]:
     """Return the frames of a call that `line` makes. `number` distinguishes it from other calls of the line."""
     body = [CALL_HEADER, line.header, str(number).encode(), content]
     return [*line.identities, DELIMITER, signer.sign(body), *body]
 
 
-def read_host_reply(frames: list[bytes], line_header: bytes, signer: Signer) -> tuple[int, bytes] | None:
+def decode_host_reply(frames: list[bytes], line_header: bytes, signer: MessageSigner) -> tuple[int, bytes] | None:
     """Return the number and content of an answer to a call of that line, or None if `frames` are anything else."""
     if DELIMITER not in frames:
         return None

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from repl_rl.cli import main
-from repl_rl.cli.bench import WHAT, are_figures
+from repl_rl.cli.bench import WHAT, is_benchmark_file
 from repl_rl.lab.faults import is_log, log_file
 
 ROOT = Path(__file__).parents[2]
@@ -20,12 +20,12 @@ PUBLISHED = {
 @pytest.mark.parametrize("what", PUBLISHED)
 def test_figures_of_a_release_are_recognised_by_their_benchmark_and_by_no_other(what: str) -> None:
     file = ROOT / PUBLISHED[what]
-    assert [one for one in WHAT if are_figures(one, file)] == [what]
+    assert [one for one in WHAT if is_benchmark_file(one, file)] == [what]
 
 
 def test_figures_of_faults_are_recognised(tmp_path: Path) -> None:
     (tmp_path / "faults").write_text(json.dumps({"seed": 3, "steps": 6, "faults": {}}))
-    assert [one for one in WHAT if are_figures(one, tmp_path / "faults")] == ["faults"]
+    assert [one for one in WHAT if is_benchmark_file(one, tmp_path / "faults")] == ["faults"]
 
 
 @pytest.mark.parametrize("what", WHAT)

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.credit.advantages import GroupRewards, estimator
-from repl_rl.credit.group import earned_by, group_advantages
-from repl_rl.credit.rewards import line_rewards
+from repl_rl.credit.advantage_estimators import GroupRewards, load_estimator
+from repl_rl.credit.rewards import build_group_entry, compute_group_advantages, compute_line_rewards
 from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.lab.credit.conditions import (
     AGED,
@@ -35,12 +34,12 @@ from repl_rl.lab.credit.processes import Processes
 from repl_rl.lab.credit.rows import Row, RowFile, Run, Start, parse, record
 from repl_rl.lab.credit.settings import Settings, header
 from repl_rl.lab.credit.worker import trainer_config
-from repl_rl.machine.assets import asset
-from repl_rl.record.group import Group
-from repl_rl.trainer.loop import credit_of
+from repl_rl.trainer.train_loop import build_credit_config
+from repl_rl.trajectory.trajectory import Group
+from repl_rl.utils.package_data import find_asset
 from tests.worlds import TASK, world
 
-BASE = asset("policies/quickstart")
+BASE = find_asset("policies/quickstart")
 
 START = Start("lines", {"solve_rate": 0.2, "greedy": 0.1}, 1.0)
 AFTER = {"solve_rate": 0.9, "greedy": 1.0}
@@ -91,9 +90,9 @@ def test_every_cell_is_there_or_is_the_same_as_another_one() -> None:
 def test_every_condition_can_be_trained(condition: Condition) -> None:
     config = trainer_config(condition, Settings())
     assert (config.ahead, config.importance) == (condition.ahead, condition.importance)
-    credit = credit_of(config)
-    assert credit.table == condition.rewards
-    assert (len(credit.extras), credit.potential is not None) == (
+    credit = build_credit_config(config)
+    assert credit.reward_table == condition.rewards
+    assert (len(credit.extra_rewards), credit.potential is not None) == (
         len(condition.line_rewards),
         bool(condition.potential),
     )
@@ -108,8 +107,8 @@ def test_a_single_error_costs_its_line_as_much_in_every_way_as_in_the_default_pr
 
     def first(condition: str) -> float:
         (found,) = conditions([condition])
-        credit = credit_of(trainer_config(found, Settings()))
-        rows = group_advantages(Group(tuple(earned_by(t, credit) for t in group)), credit, 0)
+        credit = build_credit_config(trainer_config(found, Settings()))
+        rows = compute_group_advantages(Group(tuple(build_group_entry(t, credit) for t in group)), credit, 0)
         assert rows[1] == (0.0, 0.0)
         return rows[0][0]
 
@@ -127,7 +126,7 @@ def test_a_cell_that_is_left_out_gives_the_advantages_of_the_one_that_stands_for
         method, shaping = cell.split("/")
         penalty, bonus = SHAPINGS[shaping].exception, SHAPINGS[shaping].ok
         rows = tuple((penalty, bonus * outcome, 0.0) for outcome in group)
-        return estimator(method)(GroupRewards.of(group, rows))
+        return load_estimator(method)(GroupRewards.from_rows(group, rows))
 
     assert advantages(name) == advantages(SAME_AS[name])
 
@@ -135,12 +134,12 @@ def test_a_cell_that_is_left_out_gives_the_advantages_of_the_one_that_stands_for
 @pytest.mark.parametrize(("answer", "paid"), [("42", True), ("41", False)])
 def test_gated_shaping_pays_lines_that_ran_in_rollouts_that_solved_and_in_no_others(answer: str, paid: bool) -> None:
     played = asyncio.run(world(["6 * 7\n", "1 / 0\n", f"submit_final_answer({answer})\n"]).collect([TASK]))
-    ran, failed, submitted = line_rewards(played[0], SHAPINGS["gated"])
+    ran, failed, submitted = compute_line_rewards(played[0], SHAPINGS["gated"])
     assert (ran > 0) is paid
     assert failed < 0
     assert submitted == 0
-    assert line_rewards(played[0], SHAPINGS["none"]) == (0.0, 0.0, 0.0)
-    assert line_rewards(played[0], SHAPINGS["penalty"]) == (0.0, failed, 0.0)
+    assert compute_line_rewards(played[0], SHAPINGS["none"]) == (0.0, 0.0, 0.0)
+    assert compute_line_rewards(played[0], SHAPINGS["penalty"]) == (0.0, failed, 0.0)
 
 
 def test_conditions_are_chosen_by_name_in_their_own_order() -> None:

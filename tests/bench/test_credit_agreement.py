@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from repl_rl.lab import loop
 from repl_rl.lab.credit.agreement import _AT_ONCE, agreement, gradient, measured
-from repl_rl.record.trajectory import Trajectory
 from repl_rl.tasks import Task
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.loop import credit_of
+from repl_rl.trainer.train_loop import build_credit_config
+from repl_rl.trajectory.trajectory import Trajectory
 from tests.trainer.policies import SampledSource, tiny_model
 
 SIZE = 4
@@ -78,7 +78,7 @@ def test_the_gradient_is_that_of_the_loop_with_the_credit_that_was_asked_for() -
     play = Played()
     played = play([task for task in TASKS[:3] for _ in range(SIZE)])
     groups = [[t for t in played if t.task_id == task.id and t.trainable] for task in TASKS[:3]]
-    default = gradient(tiny_model(), groups, credit_of(TrainerConfig()))
+    default = gradient(tiny_model(), groups, build_credit_config(TrainerConfig()))
     model = tiny_model()
     batch = loop.batch_of(groups)
     torch.autograd.backward(loop.loss_of(loop.logprobs_of(model, batch), batch))
@@ -86,12 +86,12 @@ def test_the_gradient_is_that_of_the_loop_with_the_credit_that_was_asked_for() -
         [torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in model.parameters()]
     )
     torch.testing.assert_close(default, expected)
-    assert not torch.equal(gradient(model, groups, credit_of(TrainerConfig(estimator="process"))), default)
+    assert not torch.equal(gradient(model, groups, build_credit_config(TrainerConfig(estimator="process"))), default)
 
 
 def test_two_batches_of_other_tasks_have_the_tokens_that_were_asked_for() -> None:
     play, model = Played(), tiny_model()
-    credit = credit_of(TrainerConfig(estimator="outcome"))
+    credit = build_credit_config(TrainerConfig(estimator="outcome"))
     tokens = 40
     found = measured(model, play, TASKS, credit, SIZE, tokens, frozenset(), seed=0)
     assert -1 <= found.cosine <= 1

@@ -2,10 +2,10 @@
 
 import random
 
-from repl_rl.coldstart.demonstrations import ECHO
 from repl_rl.lab.credit import long
 from repl_rl.lab.credit.beginnings import LONG_LIMITS
-from repl_rl.tasks import Split, split_of
+from repl_rl.sft.demonstrations import ECHO
+from repl_rl.tasks import Split, get_split
 
 
 def shown(lines: tuple[str, ...]) -> str:
@@ -43,6 +43,6 @@ def test_slips_are_silent_and_spoil_most_ends_but_not_all() -> None:
 def test_tasks_are_different_ones_of_their_split_and_the_same_with_equal_arguments() -> None:
     train, held_out = (long.tasks(split, 40, seed=0) for split in (Split.TRAIN, Split.HELD_OUT))
     assert len({task.id for task in (*train, *held_out)}) == 80
-    assert {split_of(task.question) for task in train} == {Split.TRAIN}
-    assert {split_of(task.question) for task in held_out} == {Split.HELD_OUT}
+    assert {get_split(task.question) for task in train} == {Split.TRAIN}
+    assert {get_split(task.question) for task in held_out} == {Split.HELD_OUT}
     assert long.tasks(Split.TRAIN, 40, seed=0) == train

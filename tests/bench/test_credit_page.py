@@ -14,10 +14,10 @@ from repl_rl.lab.credit.conditions import BASELINE
 from repl_rl.lab.credit.experiment import Experiment, report
 from repl_rl.lab.credit.rows import POINTS, Run, Start
 from repl_rl.lab.credit.settings import REGIMES, Settings, header
-from repl_rl.machine.assets import asset
-from repl_rl.settings.arguments import parse
+from repl_rl.settings.argument_parser import parse
+from repl_rl.utils.package_data import find_asset
 
-BASE = asset("policies/quickstart")
+BASE = find_asset("policies/quickstart")
 TOLD = ("Q\n>>> 1\n",)
 FIGURES = (
     *("solve_rate", "greedy", "line_error_rate", "lines_per_rollout", "rollout_tokens", "void_line_rate"),
@@ -75,7 +75,7 @@ def test_the_summary_has_a_row_per_regime_with_its_findings_and_the_difference_t
 def test_every_command_of_the_page_is_one() -> None:
     commands = [line.split() for line in re.findall(r"^(?:repl-rl|python) .*$", regimes.SUMMARY.around, re.MULTILINE)]
     ours = [words[3:] for words in commands if words[:3] == ["repl-rl", "bench", "credit"]]
-    every, cell = (parse(CreditBenchConfig, "bench credit", words, asset(REGIMES), "regime") for words in ours)
+    every, cell = (parse(CreditBenchConfig, "bench credit", words, find_asset(REGIMES), "regime") for words in ours)
     assert every.json == Path("noise.json")
     assert (cell.regime, cell.conditions, cell.first_seed, cell.seeds) == ("noise", ("errors/first",), 3, 1)
     assert cell.out != every.out, "a cell that is there is not played again"

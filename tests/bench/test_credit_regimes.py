@@ -8,7 +8,6 @@ import pytest
 from benchmarks import regimes
 from benchmarks.findings import findings
 from repl_rl.cli.bench import CreditBenchConfig
-from repl_rl.coldstart.demonstrations import ECHO
 from repl_rl.errors import ConfigError
 from repl_rl.lab.credit.beginnings import BEGINNINGS
 from repl_rl.lab.credit.conditions import AGED, BASELINE, conditions
@@ -16,16 +15,17 @@ from repl_rl.lab.credit.experiment import Experiment
 from repl_rl.lab.credit.power import smallest_difference
 from repl_rl.lab.credit.settings import REGIMES, Settings
 from repl_rl.lab.credit.taught import DEMONSTRATIONS_A_STEP, FAILING, MOST_FAILURES, failing_plan
-from repl_rl.machine.assets import asset
-from repl_rl.settings.arguments import parse
-from repl_rl.tasks import BUILTIN, Split, sketch
+from repl_rl.settings.argument_parser import parse
+from repl_rl.sft.demonstrations import ECHO
+from repl_rl.tasks import BUILTIN, Split, draw_problem
+from repl_rl.utils.package_data import find_asset
 
-NAMES = sorted(file.stem for file in asset(REGIMES).glob("*.toml"))
+NAMES = sorted(file.stem for file in find_asset(REGIMES).glob("*.toml"))
 AGAIN = [name for name in NAMES if name.endswith("_again")]
 
 
 def regime(name: str, *flags: str) -> CreditBenchConfig:
-    return parse(CreditBenchConfig, "bench credit", ["--regime", name, *flags], asset(REGIMES), "regime")
+    return parse(CreditBenchConfig, "bench credit", ["--regime", name, *flags], find_asset(REGIMES), "regime")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -104,7 +104,7 @@ def test_today_is_the_batch_and_the_rate_of_the_defaults() -> None:
 def test_the_demonstrations_of_the_failing_policy_fail_about_as_often_as_they_are_meant_to() -> None:
     rng, failed, lines = random.Random(0), 0, 0
     for number in range(2000):
-        drawn = sketch(BUILTIN["quickstart"][number % 3], rng, Split.TRAIN)
+        drawn = draw_problem(BUILTIN["quickstart"][number % 3], rng, Split.TRAIN)
         planned = failing_plan(drawn, rng).lines
         wrong = [line for line in planned if line.endswith(")\n") and line.count(")") > line.count("(")]
         wrong += [line for line in planned if line.startswith("result")]

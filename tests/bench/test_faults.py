@@ -10,7 +10,7 @@ from repl_rl.cli import main
 from repl_rl.errors import ConfigError
 from repl_rl.lab.faults import FaultsConfig, is_log, log_file, run_faults
 from repl_rl.lab.strikes import STRIKES, tear
-from repl_rl.runs.store import read
+from repl_rl.runs.store import read_trajectories
 
 STEPS = 12
 """Of a run a strike: one may take two seconds to come, in which a quick machine ends half a dozen steps."""
@@ -31,7 +31,7 @@ def test_an_unknown_fault_is_refused_with_the_known_ones() -> None:
 def test_what_cannot_be_tried_here_is_named_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     told: list[str] = []
-    found = run_faults(FaultsConfig(tmp_path, ("container",), seed=3), told.append, read)
+    found = run_faults(FaultsConfig(tmp_path, ("container",), seed=3), told.append, read_trajectories)
     assert told == ["seed 3", "container: not tried: there is no program docker"]
     assert found["seed"] == 3
 
@@ -50,7 +50,7 @@ def test_a_torn_state_is_the_newest_and_another_than_was_written(tmp_path: Path)
 @pytest.mark.parametrize("fault", ["fork-server", "torn-state"])
 def test_a_small_training_survives(fault: str, tmp_path: Path) -> None:
     told: list[str] = []
-    run_faults(FaultsConfig(tmp_path, (fault,), steps=STEPS), told.append, read)
+    run_faults(FaultsConfig(tmp_path, (fault,), steps=STEPS), told.append, read_trajectories)
     assert told[1].startswith(f"{fault}: survived: "), told
     assert is_log(log_file(tmp_path, fault))
 
@@ -60,6 +60,8 @@ def test_a_small_training_survives(fault: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("times", [3, 10])
 def test_a_training_whose_vllm_is_killed_several_times_comes_to_its_end(times: int, tmp_path: Path) -> None:
     told: list[str] = []
-    found = run_faults(FaultsConfig(tmp_path, ("engine",), steps=STEPS * times, strikes=times), told.append, read)
+    found = run_faults(
+        FaultsConfig(tmp_path, ("engine",), steps=STEPS * times, strikes=times), told.append, read_trajectories
+    )
     assert told[1].startswith("engine: survived: "), told
     assert f'"engine_deaths": {times}' in json.dumps(found)

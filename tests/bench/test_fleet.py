@@ -15,9 +15,9 @@ from benchmarks.fleet import FIGURES, PAGE, Figures, block, merged
 from repl_rl.cli import main
 from repl_rl.errors import ConfigError
 from repl_rl.lab.fleet import GROUP, FleetConfig, SleepingNode, fleet_on, ideal_s, measured, sleeping, told
-from repl_rl.rollout.fleet.choice import OnRay
-from repl_rl.rollout.fleet.messages import Cluster
-from repl_rl.rollout.fleet.ray import on_ray
+from repl_rl.ray.config import RayOptions
+from repl_rl.ray.rollout_actors import open_ray_cluster
+from repl_rl.ray.worker import WorkerCluster
 from repl_rl.tasks import Task
 from tests.fleet.memory import MemoryCluster, MemoryNode
 
@@ -70,13 +70,13 @@ def test_nodes_that_do_not_come_end_the_measurement_with_their_last_words() -> N
         measured(cluster, sleeping(SMALL.rollout_s), 2, SMALL, ready_s=0.1)
 
 
-def memory_cluster() -> AbstractContextManager[Cluster]:
+def memory_cluster() -> AbstractContextManager[WorkerCluster]:
     return nullcontext(MemoryCluster(16, kind=SleepingNode))
 
 
 @contextmanager
-def ray_cluster() -> Iterator[Cluster]:
-    with on_ray(OnRay("", 16, 0, False, 300.0), SleepingNode) as started:
+def ray_cluster() -> Iterator[WorkerCluster]:
+    with open_ray_cluster(RayOptions("", 16, 0, False, 300.0), SleepingNode) as started:
         yield started.cluster
 
 
@@ -86,7 +86,7 @@ def ray_cluster() -> Iterator[Cluster]:
     [pytest.param(memory_cluster, marks=pytest.mark.heavy), pytest.param(ray_cluster, marks=pytest.mark.soak)],
 )
 def test_sixteen_thousand_rollouts_of_sixteen_nodes_leave_the_owners_memory_as_it_was(
-    opened: Callable[[], AbstractContextManager[Cluster]],
+    opened: Callable[[], AbstractContextManager[WorkerCluster]],
 ) -> None:
     tasks = {f"t{n}": Task(f"t{n}", "?", "1") for n in range(256)}
     ids, kept_mib = [id for id in tasks for _ in range(GROUP)], []

@@ -13,9 +13,9 @@ import pytest
 
 from benchmarks import gpu as page
 from repl_rl.cli import main
-from repl_rl.cli.gpu import chosen, told, try_on
+from repl_rl.cli.doctor import format_figures, run_checks_on, select_checks
 from repl_rl.errors import ConfigError
-from repl_rl.lab.gpu import BUDGET_S, CHECKS, CHILD, Check, Row, Verdict, run_checks
+from repl_rl.lab.doctor_gpu import BUDGET_S, CHECKS, CHILD, Check, Row, Verdict, run_checks
 from tests import documents
 from tests.processes import wait_for
 
@@ -138,18 +138,18 @@ def test_every_check_runs_on_a_cpu_through_the_same_code(check: Check) -> None:
 
 def test_what_was_found_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "gpu.json"
-    assert try_on("cpu", [toy("passing"), toy("missing")], file) == 0
+    assert run_checks_on("cpu", [toy("passing"), toy("missing")], file) == 0
     assert "not run" in capsys.readouterr().out
     found = json.loads(file.read_text())
     assert found["device"] == "cpu"
     assert [(row["name"], row["verdict"]) for row in found["rows"]] == [("passing", "passed"), ("missing", "not run")]
-    assert try_on("cpu", [toy("passing"), toy("failing")], None) == 1
-    assert told({"gap": 0.00012345, "rows": 8}) == "gap 0.000123, rows 8"
+    assert run_checks_on("cpu", [toy("passing"), toy("failing")], None) == 1
+    assert format_figures({"gap": 0.00012345, "rows": 8}) == "gap 0.000123, rows 8"
 
 
 def test_of_one_that_failed_the_file_has_the_end_of_what_its_process_said(tmp_path: Path) -> None:
     file = tmp_path / "gpu.json"
-    assert try_on("cpu", [toy("passing"), toy("dying"), toy("failing")], file) == 1
+    assert run_checks_on("cpu", [toy("passing"), toy("dying"), toy("failing")], file) == 1
     passed, died, failed = json.loads(file.read_text())["rows"]
     assert (passed["log"], died["log"].strip()) == ("", "its last words")
     assert "Traceback" in failed["log"]
@@ -159,22 +159,22 @@ def test_the_file_is_whole_after_each_check(tmp_path: Path) -> None:
     """A machine with a GPU may be taken away before the last one."""
     file = tmp_path / "gpu.json"
     seen = toy("counting", told=str(file))
-    assert try_on("cpu", [toy("passing"), toy("missing"), seen], file) == 0
+    assert run_checks_on("cpu", [toy("passing"), toy("missing"), seen], file) == 0
     assert json.loads(file.read_text())["rows"][-1]["figures"] == {"rows": ["passing", "missing"]}
 
 
 def test_some_checks_are_tried_alone_and_the_rows_of_the_others_stay(tmp_path: Path) -> None:
     file = tmp_path / "gpu.json"
     everything = [toy("passing"), toy("failing"), toy("missing")]
-    assert chosen(everything, ["fail", "miss"]) == everything[1:]
-    assert chosen(everything, []) == everything
+    assert select_checks(everything, ["fail", "miss"]) == everything[1:]
+    assert select_checks(everything, []) == everything
     with pytest.raises(
         ConfigError, match=r"only is 'nothing'; no check has it in its name; they are: passing; failing"
     ):
-        chosen(everything, ["pass", "nothing"])
-    assert try_on("cpu", everything, file) == 1
+        select_checks(everything, ["pass", "nothing"])
+    assert run_checks_on("cpu", everything, file) == 1
     before = {row["name"]: row for row in json.loads(file.read_text())["rows"]}
-    assert try_on("cpu", [replace(toy("passing"), name="failing")], file) == 0
+    assert run_checks_on("cpu", [replace(toy("passing"), name="failing")], file) == 0
     after = {row["name"]: row for row in json.loads(file.read_text())["rows"]}
     assert after["failing"]["verdict"] == "passed"
     assert {**after, "failing": None} == {**before, "failing": None}
@@ -188,7 +188,7 @@ def test_a_file_of_something_else_is_left_as_it_is(text: str, said: str, tmp_pat
     file = tmp_path / "gpu.json"
     file.write_text(text)
     with pytest.raises(ConfigError, match=said):
-        try_on("cpu", [toy("dying")], file)
+        run_checks_on("cpu", [toy("dying")], file)
     assert file.read_text() == text
 
 
@@ -222,7 +222,7 @@ def test_without_a_gpu_and_without_the_option_it_is_refused_in_a_line(
 
 def test_a_file_where_there_is_no_folder_is_refused_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no such folder"):
-        try_on("cpu", [toy("dying")], tmp_path / "nowhere" / "gpu.json")
+        run_checks_on("cpu", [toy("dying")], tmp_path / "nowhere" / "gpu.json")
 
 
 def test_the_page_shows_what_was_published_or_that_nothing_was() -> None:

@@ -13,12 +13,13 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from repl_rl.engine.forbidden import forbid
 from repl_rl.errors import WeightSyncError
 from repl_rl.lab import loop
-from repl_rl.trainer import choices, grpo_config
+from repl_rl.models.lm_head import forbid_ids
+from repl_rl.rollout_config import RolloutConfig
+from repl_rl.trainer import config as choices
+from repl_rl.trainer import grpo_config
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.world import World
 from tests import documents
 from tests.trainer.policies import SampledSource, tiny_model
 from tests.trainer.test_grpo import make, run
@@ -42,7 +43,7 @@ def test_its_loss_and_gradient_are_the_trainers_to_one_part_in_ten_thousand(apar
     config = replace(DEFAULT, importance="token_truncate(tolerance=99.0)")  # a gap is not refused
     theirs = run(make(copy.deepcopy(start), source, config, tmp_path))
     ours = copy.deepcopy(start)
-    forbid(ours, FORBIDDEN)
+    forbid_ids(ours, FORBIDDEN)
     batch = loop.batch_of(groups_of(source))
     logprobs_N = loop.logprobs_of(ours, batch)
     cut = (logprobs_N - batch.sampler_N).exp() > loop.IMPORTANCE_CAP
@@ -63,7 +64,7 @@ def test_the_settings_of_the_loss_are_the_trainers_defaults() -> None:
     assert (choices.CLIP_LOW, choices.CLIP_HIGH) == (loop.CLIP_LOW, loop.CLIP_HIGH)
     assert (default.importance_cap, grpo_config.MAX_GRAD_NORM) == (loop.IMPORTANCE_CAP, loop.MAX_GRAD_NORM)
     assert (default.loss, default.importance, default.estimator) == ("dapo", "token_truncate", "two_stream")
-    assert (default.rewards, default.tolerance()) == (loop.REWARDS, loop.TOLERANCE)
+    assert (default.rewards, default.compute_logprob_tolerance()) == (loop.REWARDS, loop.TOLERANCE)
 
 
 def test_rollouts_of_another_policy_are_refused_and_leave_the_model_as_it_was() -> None:
@@ -79,13 +80,13 @@ def test_rollouts_of_another_policy_are_refused_and_leave_the_model_as_it_was() 
 def test_two_steps_change_the_policy_and_the_second_samples_from_the_changed_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    world = World(engine="transformers", sandbox="unsafe", concurrency=8)
+    world = RolloutConfig(engine="transformers", sandbox="unsafe", concurrency=8)
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(world.model_folder, dtype=torch.float32)
     before = copy.deepcopy(model.state_dict())
 
     async def two_steps() -> list[dict[str, float]]:
-        async with world.rollouts() as rollouts:
-            tasks = world.drawn("train", 8)
+        async with world.open_rollouts() as rollouts:
+            tasks = world.draw_tasks("train", 8)
             return await loop.learn(rollouts, model, tasks, steps=2, prompts_per_step=2, group_size=4)
 
     history = asyncio.run(two_steps())

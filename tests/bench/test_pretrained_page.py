@@ -12,8 +12,8 @@ from benchmarks import coder, gsm8k, lora
 from benchmarks.pages import ROOT
 from benchmarks.pretrained import FOLDER, RUN, block, told, typical
 from repl_rl.cli.train import TrainConfig
-from repl_rl.rollout.limits import RolloutLimits
-from repl_rl.settings.arguments import parse
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.settings.argument_parser import parse
 from tests.documents import blocks
 from tests.worlds import TASK, world
 

@@ -7,19 +7,19 @@ import pytest
 from repl_rl.engine import ScriptedEngine
 from repl_rl.lab.forced import LONGEST, SHORTEST, ForcedRenderer, Plan, TimedEngine
 from repl_rl.lab.many import many
-from repl_rl.machine.assets import asset
-from repl_rl.record.trajectory import LineStatus
 from repl_rl.rollout import ReplSampler, Rollouts
-from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.sandbox import InProcessSandbox
+from repl_rl.trajectory.trajectory import LineStatus
+from repl_rl.utils.package_data import find_asset
 from tests.worlds import TASK
 
-QUICKSTART = asset("policies/quickstart")
+QUICKSTART = find_asset("policies/quickstart")
 
 
 def test_forced_lines_have_the_lengths_of_the_plan_and_run() -> None:
     plan = Plan(rollouts=6, lines=5)
-    engine = TimedEngine(ScriptedEngine.asking(lambda ids: [sum(ids) % 350]), plan.lengths())
+    engine = TimedEngine(ScriptedEngine.from_policy(lambda ids: [sum(ids) % 350]), plan.lengths())
     limits = RolloutLimits(max_lines=plan.lines)
     rollouts = Rollouts(
         engine, InProcessSandbox(), ForcedRenderer(QUICKSTART, plan), ReplSampler(), limits, "bare", concurrency=6

@@ -9,8 +9,7 @@ import pytest
 
 from benchmarks.training import FIGURES, PAGE, block, command, record
 from repl_rl.cli.train import TrainConfig
-from repl_rl.settings.arguments import parse
-from repl_rl.settings.toml import dump
+from repl_rl.settings.argument_parser import dump_toml, parse
 from repl_rl.trainer.config import TrainerConfig
 
 
@@ -20,7 +19,7 @@ def test_every_share_stands_in_the_generated_block() -> None:
 
 def test_a_command_gives_the_settings_of_its_run_again(tmp_path: Path) -> None:
     config = TrainConfig(name="a", tasks="builtin:lists", curriculum=True, trainer=TrainerConfig(steps=7))
-    (tmp_path / "config.toml").write_text(dump(replace(config, overwrite=True)))
+    (tmp_path / "config.toml").write_text(dump_toml(replace(config, overwrite=True)))
     (tmp_path / "summary.json").write_text(json.dumps({"status": "finished"}))
     words = command(record(tmp_path)).split()
     assert words[:2] == ["repl-rl", "train"]

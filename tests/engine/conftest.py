@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from repl_rl.engine import ScriptedEngine, open_engine
-from repl_rl.engine.lasting import lasting
-from repl_rl.engine.mortal import Lives, MortalEngine
+from repl_rl.engine.restarting_engine import open_restarting_engine
+from repl_rl.engine.scripted_engine import FaultyEngine, FaultyEngineSequence
 from tests.engine.models import CONTEXT, VOCABULARY, Host, save_policy
 
 
@@ -40,8 +40,8 @@ def lasting_host() -> Iterator[Host]:
     def policy(ids: Sequence[int]) -> tuple[int, ...]:
         return (hash(tuple(ids)) % VOCABULARY,)
 
-    lives = Lives(lambda: MortalEngine((), policy=policy, context_tokens=CONTEXT), ())
-    host = Host(lasting(lives.open))
+    lives = FaultyEngineSequence(lambda: FaultyEngine((), policy=policy, context_tokens=CONTEXT), ())
+    host = Host(open_restarting_engine(lives.open))
     yield host
     host.close()
 

@@ -11,7 +11,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from repl_rl.engine import Engine, Sampling
-from repl_rl.engine.conformance import Bench
+from repl_rl.engine.conformance_checks import EngineFixture
 
 T = TypeVar("T")
 VOCABULARY = 384
@@ -51,9 +51,11 @@ def torch_logprobs(folder: Path, ids: Sequence[int], forbidden_ids: frozenset[in
     return rows.gather(1, torch.tensor(list(ids[1:])).unsqueeze(1)).squeeze(1)
 
 
-def bench(folder: Path, *, keeps: bool = False) -> Bench:
+def bench(folder: Path, *, keeps: bool = False) -> EngineFixture:
     """Ids for the conformance suite."""
-    return Bench(prompt=(5, 9, 300, 7), observed=(11, 12, 13), stop_ids=STOPS, weights=folder, keeps=keeps)
+    return EngineFixture(
+        prompt=(5, 9, 300, 7), observed=(11, 12, 13), stop_ids=STOPS, weights=folder, keeps_kv_on_sync=keeps
+    )
 
 
 class Host:

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from repl_rl.engine.amx import request_amx_tiles
+from repl_rl.engine.vllm_worker_extension import request_amx_tiles
 
 
 def test_tile_registers_are_given_only_where_the_processor_has_them_and_to_children_too() -> None:

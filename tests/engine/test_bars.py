@@ -10,8 +10,8 @@ import io, sys
 from tqdm.auto import tqdm
 from tqdm.std import TqdmDefaultWriteLock
 if {mended}:
-    from repl_rl.engine.bars import without_semaphores
-    without_semaphores()
+    from repl_rl.engine.vllm_subprocess import disable_tqdm_semaphores
+    disable_tqdm_semaphores()
 list(tqdm([1], file=io.StringIO()))
 sys.exit(hasattr(TqdmDefaultWriteLock, "mp_lock"))
 """

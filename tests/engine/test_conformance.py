@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.engine.conformance import CHECKS, Check
+from repl_rl.engine.conformance_checks import CHECKS, EngineCheck
 from tests.engine.models import Host, bench
 
 KINDS = ("scripted", "lasting", "transformers", "vllm")
@@ -13,7 +13,7 @@ KINDS = ("scripted", "lasting", "transformers", "vllm")
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("kind", KINDS)
-def test_conformance(kind: str, check: Check, request: pytest.FixtureRequest, policy_folder: Path) -> None:
+def test_conformance(kind: str, check: EngineCheck, request: pytest.FixtureRequest, policy_folder: Path) -> None:
     host: Host = request.getfixturevalue(f"{kind}_host")
 
     async def work() -> None:

@@ -9,17 +9,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from repl_rl.cli import main
-from repl_rl.engine.checkpoint import INDEX, WHOLE, checkpoint_shapes, refuse_incomplete
-from repl_rl.engine.logits import attention
-from repl_rl.engine.names import causal_class, read_config
-from repl_rl.engine.options import Opening, read_model_folder
+from repl_rl.engine.config import EngineOptions, read_model_folder
 from repl_rl.errors import ConfigError, EngineError
-from repl_rl.machine.assets import asset
+from repl_rl.models.lm_head import choose_attention
+from repl_rl.models.parameter_names import read_config, resolve_causal_class
+from repl_rl.models.safetensors_index import INDEX, WHOLE, read_checkpoint_shapes, validate_checkpoint_complete
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.loop import load_model
+from repl_rl.trainer.train_loop import load_model
+from repl_rl.utils.package_data import find_asset
 from tests.engine.models import save_policy
 
-WEIGHTS = load_file(asset("policies/quickstart") / WHOLE)
+WEIGHTS = load_file(find_asset("policies/quickstart") / WHOLE)
 
 
 def sharded(folder: Path) -> Path:
@@ -72,13 +72,13 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_weights_that_are_cut_short_are_refused_in_one_line(what: str, shards: bool, tmp_path: Path) -> None:
     damage, complaint = DAMAGE[what]
     folder = sharded(tmp_path / "model") if shards else save_policy(tmp_path / "model", seed=0)
-    read_model_folder(Opening(folder))
+    read_model_folder(EngineOptions(folder))
     damage(folder / ("model-00001.safetensors" if shards else WHOLE))
     with pytest.raises(ConfigError, match=complaint) as found:
-        read_model_folder(Opening(folder))
+        read_model_folder(EngineOptions(folder))
     assert "\n" not in str(found.value)
     with pytest.raises(EngineError, match=complaint):
-        checkpoint_shapes(folder)
+        read_checkpoint_shapes(folder)
     with pytest.raises(ConfigError, match="model folder"):
         load_model(folder, TrainerConfig())
 
@@ -88,20 +88,20 @@ def test_an_index_that_cannot_be_read_is_refused(text: str, tmp_path: Path) -> N
     folder = sharded(tmp_path)
     (folder / INDEX).write_text(text)
     with pytest.raises(ConfigError, match="model folder"):
-        refuse_incomplete(folder)
+        validate_checkpoint_complete(folder)
 
 
 def test_an_index_that_names_a_missing_shard_is_refused(tmp_path: Path) -> None:
     folder = sharded(tmp_path)
     (folder / "model-00000.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"lacks model-00000.safetensors, which its index names"):
-        refuse_incomplete(folder)
+        validate_checkpoint_complete(folder)
 
 
 def test_files_that_are_not_read_may_be_damaged(tmp_path: Path) -> None:
     folder = save_policy(tmp_path, seed=0)
     (folder / "consolidated.safetensors").write_bytes(b"")
-    refuse_incomplete(folder)
+    validate_checkpoint_complete(folder)
 
 
 @pytest.mark.parametrize("verb", [["rollout"], ["train"], ["sft", "--samples", "1"], ["eval"]])
@@ -110,7 +110,7 @@ def test_every_verb_says_so_and_writes_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     folder = save_policy(tmp_path / "model", seed=0)
-    for file in asset("policies/quickstart").glob("*token*"):
+    for file in find_asset("policies/quickstart").glob("*token*"):
         (folder / file.name).write_bytes(file.read_bytes())
     keep_bytes(folder / WHOLE, 200_000)
     before = sorted(tmp_path.rglob("*"))
@@ -123,7 +123,7 @@ def test_every_verb_says_so_and_writes_nothing(
 
 def test_sft_on_demonstrations_says_so_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made, folder = tmp_path / "made", save_policy(tmp_path / "model", seed=0)
-    for file in asset("policies/quickstart").glob("*token*"):
+    for file in find_asset("policies/quickstart").glob("*token*"):
         (folder / file.name).write_bytes(file.read_bytes())
     shown = ["transcripts", "--from-tasks", "builtin:count", "--sandbox", "inprocess", "--count", "2"]
     assert main([*shown, "--out", str(made)]) == 0
@@ -142,5 +142,5 @@ def test_attention_that_config_json_names_is_not_asked_for(named: str | int, tmp
     told = {"attn_implementation": named, "_attn_implementation": named}
     (folder / "config.json").write_text(json.dumps(config | told))
     model = load_model(folder, TrainerConfig())
-    assert model.config._attn_implementation == attention(*causal_class(read_config(folder))) == "sdpa"
+    assert model.config._attn_implementation == choose_attention(*resolve_causal_class(read_config(folder))) == "sdpa"
     assert torch.isfinite(model(torch.arange(3, 20)[None]).logits).all()

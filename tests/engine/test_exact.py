@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from repl_rl.coldstart.fresh import random_policy
-from repl_rl.engine.vllm_setup import exact
+from repl_rl.engine.vllm_engine import get_exact_float_environment
+from repl_rl.sft.create_random_model import make_random_policy
 from repl_rl.trainer.config import TrainerConfig
 
 PROGRAM = """
@@ -43,7 +43,7 @@ def made(folder: Path, variables: dict[str, str]) -> str:
 
 
 def test_a_product_in_float32_is_made_of_float32s_where_it_would_be_made_of_tf32s(tmp_path: Path) -> None:
-    usual, told = made(tmp_path, {}), made(tmp_path, dict(exact()))
+    usual, told = made(tmp_path, {}), made(tmp_path, dict(get_exact_float_environment()))
     assert "tf32" in usual, "Triton's default has changed: look whether vLLM needs to be told at all"
     assert "tf32" not in told
     assert "fma.rn.f32" in told
@@ -51,7 +51,7 @@ def test_a_product_in_float32_is_made_of_float32s_where_it_would_be_made_of_tf32
 
 def test_who_asks_triton_for_another_precision_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_F32_DEFAULT", "tf32x3")
-    assert exact() == {"TRITON_F32_DEFAULT": "tf32x3"}
+    assert get_exact_float_environment() == {"TRITON_F32_DEFAULT": "tf32x3"}
 
 
 def tf32(numbers: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ def test_products_of_tf32_in_attention_alone_are_further_off_than_the_trainer_al
     AttentionInterface.register("tests_rounded", rounded)
     for name in ("tests_plain", "tests_rounded"):
         AttentionMaskInterface.register(name, sdpa_mask)
-    model = random_policy(384, 0, 2, hidden=256, layers=2, heads=4, context_tokens=256, seed=0).eval()
+    model = make_random_policy(384, 0, 2, hidden=256, layers=2, heads=4, context_tokens=256, seed=0).eval()
     ids = torch.randint(384, (8, 60), generator=torch.Generator().manual_seed(0))
     found = []
     with torch.no_grad():
@@ -97,5 +97,5 @@ def test_products_of_tf32_in_attention_alone_are_further_off_than_the_trainer_al
             model.set_attn_implementation(name)
             found.append(model(ids, attention_mask=torch.ones_like(ids)).logits.log_softmax(-1))
     usual, whole, cut = (logprobs.gather(-1, logprobs.argmax(-1, keepdim=True)) for logprobs in found)
-    assert (whole - usual).abs().max() < TrainerConfig().tolerance() / 10
-    assert (cut - usual).abs().max() > TrainerConfig().tolerance()
+    assert (whole - usual).abs().max() < TrainerConfig().compute_logprob_tolerance() / 10
+    assert (cut - usual).abs().max() > TrainerConfig().compute_logprob_tolerance()

@@ -8,16 +8,16 @@ import pytest
 import torch
 from transformers import GemmaConfig, GemmaForCausalLM
 
-from repl_rl.engine import Drive, Sampling, ScriptedEngine, open_engine
-from repl_rl.engine.conformance import (
-    Check,
+from repl_rl.engine import RequestMode, Sampling, ScriptedEngine, open_engine
+from repl_rl.engine.conformance_checks import (
+    EngineCheck,
     a_continued_session_equals_a_fresh_one,
     a_watch_ends_the_chunk_after_its_id,
     every_id_has_one_finite_logprob,
     forbidden_ids_are_never_sampled,
     weights_are_replaced_between_two_calls,
 )
-from repl_rl.engine.vllm import VllmEngine
+from repl_rl.engine.vllm_engine import VllmEngine
 from repl_rl.errors import ConfigError, EngineError
 from tests.engine.models import CONTEXT, FORBIDDEN, VOCABULARY, Host, bench, gap_to_torch, rollout, save_policy
 
@@ -54,7 +54,7 @@ def host(request: pytest.FixtureRequest, tied_folder: Path) -> Iterator[Host]:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_an_engine_that_forbids_keeps_its_promises(host: Host, check: Check, tied_folder: Path) -> None:
+def test_an_engine_that_forbids_keeps_its_promises(host: Host, check: EngineCheck, tied_folder: Path) -> None:
     async def work() -> None:
         await check(host.engine, bench(tied_folder))
 
@@ -86,11 +86,11 @@ def test_sessions_and_requests_a_line_give_the_same_greedy_ids_without_forbidden
         return [ids for ids, _ in await asyncio.gather(*(rollout(engine, Sampling(0.0), p) for p in prompts))]
 
     streamed = host.run(play())
-    engine.use(Drive.REQUEST)
+    engine.set_request_mode(RequestMode.REQUEST)
     try:
         assert host.run(play()) == streamed
     finally:
-        engine.use(Drive.SESSION)
+        engine.set_request_mode(RequestMode.SESSION)
     assert engine.fallback_reason is None
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import DynamicCache, Qwen3ForCausalLM
 
-from repl_rl.engine import Chunk, Drive, Engine, Transformers, Vllm, open_engine
-from repl_rl.engine.conformance import CHECKS, GREEDY, NONE, Check
-from repl_rl.engine.vllm import VllmEngine
+from repl_rl.engine import Chunk, Engine, RequestMode, Transformers, Vllm, open_engine
+from repl_rl.engine.conformance_checks import CHECKS, GREEDY, NONE, EngineCheck
+from repl_rl.engine.vllm_engine import VllmEngine
 from tests.engine.models import Host, bench, torch_logprobs
 
 PROMPT = tuple(range(20, 100))
@@ -20,7 +20,7 @@ BLOCK = 32
 KINDS = {
     "transformers": Transformers(),
     "vllm": Vllm(),
-    "vllm, a request a line": Vllm(drive=Drive.REQUEST),
+    "vllm, a request a line": Vllm(drive=RequestMode.REQUEST),
 }
 
 
@@ -36,7 +36,7 @@ def host(request: pytest.FixtureRequest, policy_folder: Path) -> Iterator[Host]:
 
 def held(engine: Engine, ids: Sequence[int]) -> int:
     """Of how many of a session's ids it has keys and values; the last one is no input yet."""
-    blocks = isinstance(engine, VllmEngine) and engine.drive is Drive.REQUEST
+    blocks = isinstance(engine, VllmEngine) and engine.request_mode is RequestMode.REQUEST
     return (len(ids) - 1) // BLOCK * BLOCK if blocks else len(ids) - 1
 
 
@@ -90,7 +90,7 @@ def test_an_open_session_goes_on_from_the_keys_of_the_old_weights_and_others_nev
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_an_engine_that_keeps_them_keeps_its_promises_too(host: Host, check: Check, policy_folder: Path) -> None:
+def test_an_engine_that_keeps_them_keeps_its_promises_too(host: Host, check: EngineCheck, policy_folder: Path) -> None:
     async def work() -> None:
         await host.engine.load_weights(policy_folder, host.engine.policy_step)
         await check(host.engine, bench(policy_folder, keeps=True))

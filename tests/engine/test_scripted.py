@@ -41,13 +41,13 @@ def test_a_policy_sees_every_id_so_far() -> None:
         seen.append(list(ids))
         return (65, NEWLINE, 66)
 
-    asyncio.run(lines_of(ScriptedEngine.asking(policy), [7], Sampling(), 2))
+    asyncio.run(lines_of(ScriptedEngine.from_policy(policy), [7], Sampling(), 2))
     assert seen == [[7, 1, 2], [7, 1, 2, 65, NEWLINE, 1, 2]]
 
 
 def test_a_policy_without_ids_is_an_error() -> None:
     with pytest.raises(EngineError, match="returned 0 ids"):
-        asyncio.run(lines_of(ScriptedEngine.asking(lambda _ids: ()), [7], Sampling(), 1))
+        asyncio.run(lines_of(ScriptedEngine.from_policy(lambda _ids: ()), [7], Sampling(), 1))
 
 
 def test_an_engine_without_script_or_policy_is_refused() -> None:

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.engine import Chunk, Drive, Sampling, open_engine
-from repl_rl.engine.conformance import a_continued_session_equals_a_fresh_one, a_watch_ends_the_chunk_after_its_id
-from repl_rl.engine.vllm import VllmEngine, answered
+from repl_rl.engine import Chunk, RequestMode, Sampling, open_engine
+from repl_rl.engine.conformance_checks import (
+    a_continued_session_equals_a_fresh_one,
+    a_watch_ends_the_chunk_after_its_id,
+)
+from repl_rl.engine.vllm_engine import VllmEngine, await_or_raise_death
 from repl_rl.errors import EngineDied, EngineError
 from tests.engine.models import Host, bench, gap_to_torch, rollout, save_policy
 
@@ -30,7 +33,7 @@ def core_pid(engine: VllmEngine) -> int:
 
 
 def test_vllm_runs_sessions_and_reports_no_fallback(vllm_host: Host) -> None:
-    assert vllm_of(vllm_host).drive is Drive.SESSION
+    assert vllm_of(vllm_host).request_mode is RequestMode.SESSION
     assert vllm_of(vllm_host).fallback_reason is None
 
 
@@ -79,7 +82,7 @@ def test_sessions_and_requests_a_line_give_the_same_greedy_ids(vllm_host: Host) 
     async def both() -> tuple[object, object]:
         streamed = await asyncio.gather(*(rollout(engine, greedy, (5, i + 1)) for i in range(32)))
         sessions = engine._shared
-        engine.use(Drive.REQUEST)
+        engine.set_request_mode(RequestMode.REQUEST)
         try:
             requested = await asyncio.gather(*(rollout(engine, greedy, (5, i + 1)) for i in range(32)))
         finally:
@@ -94,7 +97,7 @@ def test_sessions_and_requests_a_line_give_the_same_greedy_ids(vllm_host: Host) 
 def test_requests_a_line_keep_the_promises_too(vllm_host: Host, policy_folder: Path, check: object) -> None:
     engine = vllm_of(vllm_host)
     sessions = engine._shared
-    engine.use(Drive.REQUEST)
+    engine.set_request_mode(RequestMode.REQUEST)
 
     async def work() -> None:
         await check(engine, bench(policy_folder))  # type: ignore[operator]
@@ -110,16 +113,16 @@ def test_a_failed_health_check_falls_back_and_says_so(
 ) -> None:
     engine = vllm_of(vllm_host)
     sessions = engine._shared
-    honest = engine._greedy
+    honest = engine._sample_greedy
 
-    async def lying(drive: Drive) -> list[int]:
+    async def lying(drive: RequestMode) -> list[int]:
         ids = await honest(drive)
-        return ids if drive is Drive.REQUEST else [*ids, 0]
+        return ids if drive is RequestMode.REQUEST else [*ids, 0]
 
-    monkeypatch.setattr(engine, "_greedy", lying)
+    monkeypatch.setattr(engine, "_sample_greedy", lying)
     try:
-        vllm_host.run(engine.probe())
-        assert engine.drive is Drive.REQUEST
+        vllm_host.run(engine.check_streaming())
+        assert engine.request_mode is RequestMode.REQUEST
         assert "greedy ids" in str(engine.fallback_reason)
         assert "request a line" in caplog.text
     finally:
@@ -239,11 +242,11 @@ def test_a_call_that_a_dead_process_never_answers_ends_with_the_reason() -> None
         await asyncio.Event().wait()
 
     with pytest.raises(EngineDied, match="died over a call"):
-        asyncio.run(answered(Dead(), never()))
+        asyncio.run(await_or_raise_death(Dead(), never()))
 
 
 def test_an_answer_is_given_even_where_the_process_died_after_it() -> None:
     async def seven() -> int:
         return 7
 
-    assert asyncio.run(answered(Dead(), seven())) == 7
+    assert asyncio.run(await_or_raise_death(Dead(), seven())) == 7

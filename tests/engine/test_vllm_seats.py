@@ -14,9 +14,9 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from repl_rl.engine import Sampling, Vllm
-from repl_rl.engine.base import EngineSession, Pressure
-from repl_rl.engine.options import Opening
-from repl_rl.engine.vllm import VllmEngine, open_vllm
+from repl_rl.engine.base import EngineSession, PreemptionStats
+from repl_rl.engine.config import EngineOptions
+from repl_rl.engine.vllm_engine import VllmEngine, open_vllm
 from tests.engine.models import CONTEXT, STOPS, Host
 
 GREEDY = Sampling(temperature=0.0)
@@ -27,7 +27,7 @@ NEVER: frozenset[int] = frozenset()
 @pytest.fixture(scope="module")
 def tight_host(policy_folder: Path) -> Iterator[Host]:
     """20 blocks of 32 ids, one of them vLLM's own: two contexts and a bit."""
-    opening = Opening(policy_folder, max_sessions=32, growth_tokens=8)
+    opening = EngineOptions(policy_folder, max_sessions=32, max_growth_tokens=8)
     host = Host(open_vllm(opening, Vllm(), cache_blocks=20))
     yield host
     host.close()
@@ -51,7 +51,7 @@ async def long(engine: VllmEngine, number: int, arrived: asyncio.Barrier | None 
 
 @pytest.mark.heavy
 def test_the_cache_is_vllms_own_without_the_block_that_stands_for_none(tight_host: Host) -> None:
-    cache = vllm_of(tight_host).cache
+    cache = vllm_of(tight_host).kv_layout
     assert (cache.blocks, cache.groups) == (19, ((32, CONTEXT // 32),))
 
 
@@ -66,16 +66,16 @@ def test_in_ten_runs_nobody_waits_for_ever_and_ids_are_those_of_a_cache_with_roo
 
     async def pressed() -> list[list[int]]:
         # otherwise those that are expected to grow too much are not even admitted
-        tight._seating._seats.growth._ended.clear()
+        tight._seating._seats.growth_estimator._ended.clear()
         arrived = asyncio.Barrier(SESSIONS)
         async with asyncio.timeout(120):
             return list(await asyncio.gather(*(long(tight, n, arrived) for n in range(SESSIONS))))
 
     expected = vllm_host.run(alone())
     for run in range(10):
-        before = tight.pressure
+        before = tight.preemptions
         assert tight_host.run(pressed()) == expected, run
-        lost = tight.pressure.since(before)
+        lost = tight.preemptions.subtract(before)
         assert lost.preempted >= 1, "40 blocks were wanted and 19 are there"
         assert lost.recomputed > lost.preempted
     assert tight._llm.get_num_unfinished_requests() == 0
@@ -84,8 +84,8 @@ def test_in_ten_runs_nobody_waits_for_ever_and_ids_are_those_of_a_cache_with_roo
 def test_sessions_that_are_expected_to_grow_wait_outside_and_none_is_preempted(tight_host: Host) -> None:
     tight = vllm_of(tight_host)
     for _ in range(9):
-        tight._seating._seats.growth.learn(6 * 24 + 6)
-    before, open_at_once = tight.pressure, [0]
+        tight._seating._seats.growth_estimator.update(6 * 24 + 6)
+    before, open_at_once = tight.preemptions, [0]
 
     async def counted(number: int) -> None:
         async with tight.session((5, number + 1), GREEDY) as session:
@@ -97,7 +97,7 @@ def test_sessions_that_are_expected_to_grow_wait_outside_and_none_is_preempted(t
 
     tight_host.run(work())
     assert max(open_at_once) == 3, "5 blocks each"
-    assert tight.pressure.since(before) == Pressure()
+    assert tight.preemptions.subtract(before) == PreemptionStats()
 
 
 def test_weights_are_loaded_while_a_session_waits_for_blocks(
@@ -105,7 +105,7 @@ def test_weights_are_loaded_while_a_session_waits_for_blocks(
 ) -> None:
     """A load waits for calls under way, and one of them for blocks of sessions that the load keeps from going on."""
     tight = vllm_of(tight_host)
-    tight._seating._seats.growth._ended.clear()
+    tight._seating._seats.growth_estimator._ended.clear()
 
     async def fill(session: EngineSession) -> None:
         await session.sample((1,) * 200, max_tokens=9, stop_ids=NEVER)
@@ -201,7 +201,7 @@ class Counting:
 def test_after_a_match_at_most_one_block_of_ids_is_computed_again(vllm_host: Host) -> None:
     """What a watch costs a session (F19): a fenced sampler's blocks, whose every chunk ends in a match."""
     engine = vllm_of(vllm_host)
-    ((block, _),) = engine.cache.groups
+    ((block, _),) = engine.kv_layout.groups
 
     async def work() -> tuple[list[int], int]:
         async with engine.session((5, 9), GREEDY) as session:

@@ -16,11 +16,11 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from repl_rl.cli import main
 from repl_rl.engine import Engine, Sampling, Vllm
-from repl_rl.engine.lasting import lasting
-from repl_rl.engine.options import Opening
-from repl_rl.engine.vllm_silence import Waiting, end_where_silent
+from repl_rl.engine.config import EngineOptions
+from repl_rl.engine.restarting_engine import open_restarting_engine
+from repl_rl.engine.vllm_subprocess import PendingCalls, kill_when_silent
 from repl_rl.errors import EngineDied
-from repl_rl.machine.assets import asset
+from repl_rl.utils.package_data import find_asset
 
 LIMIT_S = 1.0
 LOOPS = "print('ready', flush=True)\nwhile True: pass"
@@ -44,9 +44,9 @@ def begin(code: str, children: list[subprocess.Popen[str]]) -> subprocess.Popen[
     return child
 
 
-async def watched(child: subprocess.Popen[str], waiting: Waiting, seconds: float) -> bool:
+async def watched(child: subprocess.Popen[str], waiting: PendingCalls, seconds: float) -> bool:
     """Whether the process was ended within that time."""
-    guard = asyncio.create_task(end_where_silent([child.pid], waiting, LIMIT_S))
+    guard = asyncio.create_task(kill_when_silent([child.pid], waiting, LIMIT_S))
     done, _ = await asyncio.wait({guard}, timeout=seconds)
     guard.cancel()
     return bool(done) and child.wait(10) == -signal.SIGKILL
@@ -59,14 +59,14 @@ def test_a_process_that_stands_still_while_it_is_waited_for_is_ended(
     child = begin(LOOPS if stopped else SLEEPS, children)
     if stopped:
         os.kill(child.pid, signal.SIGSTOP)
-    waiting = Waiting()
-    with waiting.one():
+    waiting = PendingCalls()
+    with waiting.track():
         assert asyncio.run(watched(child, waiting, 60.0))
 
 
 def test_a_process_at_work_and_one_that_nobody_waits_for_are_left_alone(children: list[subprocess.Popen[str]]) -> None:
-    busy, idle, waiting = begin(LOOPS, children), begin(SLEEPS, children), Waiting()
-    with waiting.one():
+    busy, idle, waiting = begin(LOOPS, children), begin(SLEEPS, children), PendingCalls()
+    with waiting.track():
         assert not asyncio.run(watched(busy, waiting, 4 * LIMIT_S))
     assert not asyncio.run(watched(idle, waiting, 4 * LIMIT_S))
     assert (busy.poll(), idle.poll()) == (None, None)
@@ -75,10 +75,9 @@ def test_a_process_at_work_and_one_that_nobody_waits_for_are_left_alone(children
 @pytest.mark.heavy
 def test_an_engine_that_is_stopped_is_replaced_and_its_weights_with_it(policy_folder: Path) -> None:
     # imported here: vllm takes seconds
-    from repl_rl.engine.vllm import VllmEngine, open_vllm
-    from repl_rl.engine.vllm_setup import process_ids
+    from repl_rl.engine.vllm_engine import VllmEngine, get_process_ids, open_vllm
 
-    opening = Opening(policy_folder, max_sessions=4)
+    opening = EngineOptions(policy_folder, max_sessions=4)
 
     async def ids(engine: Engine) -> list[int]:
         async with engine.session((1, 2, 3), Sampling(temperature=0.0)) as session:
@@ -86,16 +85,16 @@ def test_an_engine_that_is_stopped_is_replaced_and_its_weights_with_it(policy_fo
             return list(session.ids)
 
     async def work() -> None:
-        async with lasting(lambda: open_vllm(opening, Vllm(), silence_s=5.0)) as engine:
+        async with open_restarting_engine(lambda: open_vllm(opening, Vllm(), silence_s=5.0)) as engine:
             expected = await ids(engine)
             running = engine._life.engine
             assert isinstance(running, VllmEngine)
-            (process,) = process_ids(running._llm)
+            (process,) = get_process_ids(running._llm)
             os.kill(process, signal.SIGSTOP)
             with pytest.raises(EngineDied, match="process is gone"):
                 await ids(engine)
             assert await ids(engine) == expected
-            assert engine.deaths == 1
+            assert engine.crash_count == 1
 
     asyncio.run(work())
 
@@ -110,7 +109,7 @@ def test_a_step_that_vllm_cannot_take_here_is_one_line(
     ids = {"vocab_size": 362, "eos_token_id": 360, "pad_token_id": 361, "bos_token_id": None}
     config = Qwen3Config(**sizes, **ids, num_key_value_heads=2, head_dim=16, max_position_embeddings=512)
     Qwen3ForCausalLM(config).save_pretrained(tmp_path / "model")
-    for file in asset("policies/quickstart").glob("*token*"):
+    for file in find_asset("policies/quickstart").glob("*token*"):
         shutil.copy(file, tmp_path / "model")
     given = [
         "--model",

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.engine import Opening, Vllm, open_engine
-from repl_rl.engine.vllm_sleep import Nap
+from repl_rl.engine import EngineOptions, Vllm, open_engine
+from repl_rl.engine.vllm_subprocess import SleepMode
 from repl_rl.errors import ConfigError
 
 
@@ -27,12 +27,12 @@ def test_it_falls_asleep_once_and_wakes_once_however_many_sessions_open() -> Non
     llm = Recorder()
 
     async def step() -> None:
-        nap = Nap(llm, wanted=True)
-        await nap.end()
-        await nap.begin()
-        await nap.begin()
-        await asyncio.gather(*(nap.end() for _ in range(8)))
-        await nap.begin()
+        nap = SleepMode(llm, wanted=True)
+        await nap.wake()
+        await nap.enter()
+        await nap.enter()
+        await asyncio.gather(*(nap.wake() for _ in range(8)))
+        await nap.enter()
 
     asyncio.run(step())
     assert llm.calls == ["sleep 1", "wake", "sleep 1"]
@@ -42,9 +42,9 @@ def test_without_the_option_it_never_sleeps() -> None:
     llm = Recorder()
 
     async def step() -> None:
-        nap = Nap(llm, wanted=False)
-        await nap.begin()
-        await nap.end()
+        nap = SleepMode(llm, wanted=False)
+        await nap.enter()
+        await nap.wake()
 
     asyncio.run(step())
     assert llm.calls == []
@@ -61,4 +61,4 @@ def test_on_cpu_it_is_refused_before_anything_starts(policy_folder: Path) -> Non
 
 def test_a_block_size_that_kernels_for_cpus_do_not_take_is_refused_before_anything_starts(policy_folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"vllm\.block_size is 16; .*multiples of 32"):
-        Vllm(block_size=16).check(Opening(policy_folder))
+        Vllm(block_size=16).check(EngineOptions(policy_folder))

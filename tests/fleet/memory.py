@@ -10,30 +10,30 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TypeVar
 
-from repl_rl.errors import BrokenDown, NodeLost
-from repl_rl.rollout import RolloutThread
-from repl_rl.rollout.again import Part
-from repl_rl.rollout.facts import Facts
-from repl_rl.rollout.fleet.members import Waits
-from repl_rl.rollout.fleet.messages import Beat, Group, Setting, Weights
-from repl_rl.rollout.fleet.node import RolloutNode
-from repl_rl.rollout.fleet.source import NodeFleet, Plan
-from repl_rl.rollout.sampler import ReplSampler
+from repl_rl.errors import UnrecoverableError, WorkerLost
+from repl_rl.ray.remote_rollouts import RolloutWorkers, WorkerPlan
+from repl_rl.ray.worker import GroupRequest, Heartbeat, RolloutWorker, WeightsRef, WorkerSetup
+from repl_rl.ray.worker_pool import WorkerTimeouts
+from repl_rl.rollout import SyncRollouts
+from repl_rl.rollout.retry import BatchResult
+from repl_rl.rollout.sampler_base import ReplSampler
+from repl_rl.rollout.throughput_stats import RuntimeInfo
 from repl_rl.tasks import Task
 from tests.fleet.scripted import LIMITS, opened
 
 T = TypeVar("T")
-QUICK = Waits(
-    beat_s=0.02, lost_s=0.5, busy_s=0.5, start_s=20, open_s=60, load_s=20, look_s=0.02, pause_s=0.01, patience_s=0.5,
-    close_s=5, silent_s=0.5,
+QUICK = WorkerTimeouts(
+    heartbeat_interval_s=0.02, heartbeat_timeout_s=0.5, opening_heartbeat_timeout_s=0.5, start_timeout_s=20,
+    open_timeout_s=60, load_timeout_s=20, poll_interval_s=0.02, retry_backoff_s=0.01, no_worker_timeout_s=0.5,
+    close_timeout_s=5, cluster_timeout_s=0.5,
 )  # fmt: skip
 TASKS = [Task(f"t{n}", f"What is {n} * 7?", str(7 * n), family=f"f{n % 3}") for n in range(8)]
 IDS = [task.id for task in TASKS for _ in range(3)]
 
 
-def here() -> RolloutThread:
+def here() -> SyncRollouts:
     """What plays the same in this process."""
-    return RolloutThread(opened, {task.id: task for task in TASKS})
+    return SyncRollouts(opened, {task.id: task for task in TASKS})
 
 
 class MemoryNode:
@@ -52,7 +52,7 @@ class MemoryNode:
         """Policy steps of the weights that it was given, and whether their files were sent."""
         self.taken: list[int] = []
         """Policy steps of those that it has."""
-        self.played: list[Group] = []
+        self.played: list[GroupRequest] = []
         self.loaded_before: list[int] = []
         """The policy step that its engine was at when it began each group."""
 
@@ -64,30 +64,30 @@ class MemoryNode:
             if self.frozen or name == self.stuck:
                 await asyncio.Event().wait()
             if self._gone.is_set():
-                raise NodeLost("it was killed by the test")
+                raise WorkerLost("it was killed by the test")
             return call.result()
         finally:
             call.cancel()
             gone.cancel()
 
-    async def open(self, setting: Setting) -> Facts:
+    async def open(self, setting: WorkerSetup) -> RuntimeInfo:
         return await self._call("open", self._inner.open(setting))
 
-    async def load(self, weights: Weights, files: object | None) -> str | None:
+    async def load_weights(self, weights: WeightsRef, files: object | None) -> str | None:
         self.loads.append((weights.policy_step, files is not None))
         assert files is None or isinstance(files, Mapping)
-        arrived = await self._call("load", self._inner.load(weights, files))
+        arrived = await self._call("load", self._inner.load_weights(weights, files))
         self.taken.append(weights.policy_step)
         return "others" if weights.policy_step in self._cluster.garbled else arrived
 
-    async def play(self, group: Group) -> Part:
+    async def run_group(self, group: GroupRequest) -> BatchResult:
         self.played.append(group)
         self._cluster.begun += 1
         self._cluster.strike(self._cluster.begun, self)
-        return await self._call("play", self._inner.play(group))
+        return await self._call("play", self._inner.run_group(group))
 
-    async def beat(self) -> Beat:
-        return await self._call("beat", self._inner.beat())
+    async def get_heartbeat(self) -> Heartbeat:
+        return await self._call("beat", self._inner.get_heartbeat())
 
     async def close(self) -> None:
         await self._call("close", self._inner.close())
@@ -113,7 +113,7 @@ class MemoryCluster:
         self,
         seats: int,
         strike: Callable[[int, MemoryNode], None] = spare,
-        kind: type[RolloutNode] = RolloutNode,
+        kind: type[RolloutWorker] = RolloutWorker,
     ) -> None:
         self.places = [f"seat {n}" for n in range(seats)]
         self.nodes: list[MemoryNode] = []
@@ -131,20 +131,20 @@ class MemoryCluster:
         self.full = False
         """It has no room for files."""
 
-    async def seats(self) -> Sequence[str]:
+    async def list_slots(self) -> Sequence[str]:
         if self.silent:
-            raise NodeLost("the head is gone")
+            raise WorkerLost("the head is gone")
         return list(self.places)
 
-    async def start(self, seat: str) -> MemoryNode:
+    async def start_worker(self, seat: str) -> MemoryNode:
         if self.refuses:
-            raise NodeLost("the cluster has no room")
+            raise WorkerLost("the cluster has no room")
         self.nodes.append(MemoryNode(self))
         return self.nodes[-1]
 
-    async def publish(self, files: Mapping[str, bytes]) -> object:
+    async def publish_files(self, files: Mapping[str, bytes]) -> object:
         if self.full:
-            raise BrokenDown("object store of memory", "full", "give it room")
+            raise UnrecoverableError("object store of memory", "full", "give it room")
         return files
 
 
@@ -163,21 +163,21 @@ def hard_times() -> MemoryCluster:
     return cluster
 
 
-def setting(opener: Callable[[int], object]) -> Setting:
+def setting(opener: Callable[[int], object]) -> WorkerSetup:
     """How a node opens a world of the tests."""
-    return Setting(pickle.dumps(opener), 0, os.getcwd(), tuple(sys.path))
+    return WorkerSetup(pickle.dumps(opener), 0, os.getcwd(), tuple(sys.path))
 
 
 def fleet(
     cluster: MemoryCluster,
-    waits: Waits = QUICK,
+    waits: WorkerTimeouts = QUICK,
     nodes: int = 0,
     shared: bool = True,
     opener: Callable[[int], object] = opened,
-    kind: type[NodeFleet] = NodeFleet,
-) -> NodeFleet:
+    kind: type[RolloutWorkers] = RolloutWorkers,
+) -> RolloutWorkers:
     """A fleet on that cluster."""
-    plan = Plan(setting(opener), ReplSampler(), LIMITS, False, 6, nodes, waits, shared)
+    plan = WorkerPlan(setting(opener), ReplSampler(), LIMITS, False, 6, nodes, waits, shared)
     return kind(nullcontext(cluster), plan, {task.id: task for task in TASKS})
 
 

@@ -8,23 +8,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from repl_rl.engine import Engine, ScriptedEngine
-from repl_rl.engine.lasting import lasting
-from repl_rl.engine.mortal import MortalEngine
+from repl_rl.engine.restarting_engine import open_restarting_engine
+from repl_rl.engine.scripted_engine import FaultyEngine
 from repl_rl.rollout import Rollouts
-from repl_rl.rollout.limits import RolloutLimits
-from repl_rl.rollout.sampler import ReplSampler, RolloutSampler
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.rollout.sampler_base import ReplSampler, RolloutSampler
+from repl_rl.rollout_config import RolloutConfig
 from repl_rl.sandbox import open_sandbox
 from repl_rl.sandbox.inprocess import InProcessSandbox
-from repl_rl.world import World
 
-RENDERER = World().renderer()
+RENDERER = RolloutConfig().load_renderer()
 LIMITS = RolloutLimits(max_lines=3, max_line_tokens=40)
 _LINES = (("x = 6\n", "submit_final_answer(x * 7)\n"), ("print(6\n", ")\n"), ("1/0\n", "submit_final_answer(7)\n"))
 
 
 def rollouts(sampler: RolloutSampler | None = None) -> Rollouts:
     """With consoles of this process."""
-    scripts = [[i for line in lines for i in RENDERER.written(line)] * 9 for lines in _LINES]
+    scripts = [[i for line in lines for i in RENDERER.encode_as_sampled(line)] * 9 for lines in _LINES]
     engine = ScriptedEngine(scripts, forbidden_ids=RENDERER.forbidden_ids)
     return Rollouts(engine, InProcessSandbox(), RENDERER, sampler or ReplSampler(), LIMITS, "bare", concurrency=6)
 
@@ -44,7 +44,7 @@ async def isolated(number: int = 0) -> AsyncIterator[Rollouts]:
 
 async def weigh(engine: ScriptedEngine, folder: Path, policy_step: int) -> None:
     """Let what an engine draws hang on the weights in `folder`."""
-    async with engine.gate.change():
+    async with engine.lock.write():
         content = (folder / "model.safetensors").read_bytes()
         engine.seed = int(hashlib.blake2b(content, digest_size=4).hexdigest(), 16)
         engine.policy_step = policy_step
@@ -59,18 +59,18 @@ class WeighedEngine(ScriptedEngine):
 
 
 @dataclass(slots=True)
-class ProcessEngine(MortalEngine):
+class ProcessEngine(FaultyEngine):
     """The same with a process of its own, without which it is dead, as that of vLLM."""
 
     process: subprocess.Popen[bytes] | None = None
 
-    def refuse_if_dead(self) -> None:
+    def check_alive(self) -> None:
         assert self.process is not None
-        self.dead = self.dead or self.process.poll() is not None
-        MortalEngine.refuse_if_dead(self)
+        self.is_dead = self.is_dead or self.process.poll() is not None
+        FaultyEngine.check_alive(self)
 
     async def load_weights(self, folder: Path, policy_step: int) -> None:
-        self.refuse_if_dead()
+        self.check_alive()
         await weigh(self, folder, policy_step)
 
 
@@ -106,5 +106,5 @@ async def processed(number: int = 0) -> AsyncIterator[Rollouts]:
                 finally:
                     process.kill()
 
-        async with lasting(opened, pause_s=0.1) as engine:
+        async with open_restarting_engine(opened, pause_s=0.1) as engine:
             yield replace(world, engine=engine)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from repl_rl.errors import NodeLost, WeightSyncError
+from repl_rl.errors import WeightSyncError, WorkerLost
 from repl_rl.judges import GroupJudge
-from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import ReplSampler, Rollouts
 from repl_rl.tasks import Task
+from repl_rl.trajectory.trajectory import Trajectory
 from tests.fleet.halting import Halting, halt, halted, hurry, let_go, slow, turns, until
 from tests.fleet.memory import IDS, QUICK, TASKS, MemoryCluster, MemoryNode, fleet, hard_times, here, weights
 from tests.fleet.scripted import WeighedEngine, rollouts
@@ -23,7 +23,7 @@ from tests.processes import wait_for
 from tests.untimed import untimed
 
 AHEAD = replace(CONFIG, ahead=2)
-PATIENT = replace(QUICK, patience_s=20.0, lost_s=20.0)
+PATIENT = replace(QUICK, no_worker_timeout_s=20.0, heartbeat_timeout_s=20.0)
 AGES = {"staleness_mean", "staleness_max", "fresh_share", "trainer_idle", "sampler_idle"}
 
 
@@ -86,8 +86,8 @@ def test_any_number_of_nodes_that_play_ahead_train_the_weights_of_one_process_th
 def test_a_training_ahead_whose_nodes_die_freeze_and_come_ends_the_same(whole: Trained, tmp_path: Path) -> None:
     with fleet(hard_times()) as source:
         trained = Trained(source, tmp_path, AHEAD)
-        assert len(source.crew.lost) == 3
-        assert source.crew.replayed >= 3
+        assert len(source.crew.lost_workers) == 3
+        assert source.crew.retried_groups >= 3
     assert all(torch.equal(weight, whole.weights[name]) for name, weight in trained.weights.items())
     assert all(row["staleness_max"] <= 2 for row in trained.rows)
     assert len([t.id for t in trained.played]) == len({t.id for t in trained.played}) == len(whole.played)
@@ -97,7 +97,7 @@ def test_weights_that_come_in_between_are_those_of_the_lines_after_them_on_every
     cluster = MemoryCluster(2)
     with fleet(cluster, PATIENT, opener=halted) as source:
         source.load_weights(weights(tmp_path / "1"), 1)
-        source.begin(IDS[:9], 3)
+        source.start_rollouts(IDS[:9], 3)
         source._thread.run(until(lambda: Halting.written == 9))
         source.load_weights(weights(tmp_path / "2", b"others"), 2)
         source._thread.run(let_go())
@@ -106,7 +106,7 @@ def test_weights_that_come_in_between_are_those_of_the_lines_after_them_on_every
     assert {t.policy_step for t in played} == {3}
     assert all(node.played for node in cluster.nodes)
     with here() as alone:
-        alone.begin(IDS[:9], 3)
+        alone.start_rollouts(IDS[:9], 3)
         expected = alone.collect(IDS[:9], 3)
     assert [(t.id, t.seed, t.completion_ids) for t in played] == [(t.id, t.seed, t.completion_ids) for t in expected]
 
@@ -115,7 +115,7 @@ def test_a_group_whose_node_is_lost_begins_again_with_newer_weights(tmp_path: Pa
     cluster = MemoryCluster(2)
     with fleet(cluster, PATIENT, opener=halted) as source:
         source.load_weights(weights(tmp_path / "1"), 1)
-        source.begin(IDS[:9], 3)
+        source.start_rollouts(IDS[:9], 3)
         source._thread.run(until(lambda: Halting.written == 9))
         lost = [group.task.id for group in cluster.nodes[0].played]
         assert lost
@@ -133,7 +133,7 @@ def test_a_node_that_comes_while_rollouts_are_under_way_has_the_weights_of_now_b
     cluster = MemoryCluster(1)
     with fleet(cluster, PATIENT, opener=halted) as source:
         source.load_weights(weights(tmp_path / "1"), 1)
-        source.begin(IDS, 3)
+        source.start_rollouts(IDS, 3)
         source._thread.run(until(lambda: Halting.written == 6))  # what a node has places for
         source.load_weights(weights(tmp_path / "2"), 2)
         cluster.places.append("late")
@@ -150,7 +150,7 @@ def test_weights_that_change_while_a_node_takes_the_ones_before_are_what_it_play
     cluster = MemoryCluster(1)
     with fleet(cluster, PATIENT, opener=slow) as source, ThreadPoolExecutor(1) as beside:
         source.load_weights(weights(tmp_path / "1"), 1)
-        source.begin(IDS, 3)
+        source.start_rollouts(IDS, 3)
         source._thread.run(until(lambda: Halting.written == 6))
         cluster.places.append("late")
         source._thread.run(until(lambda: len(cluster.nodes) == 2 and bool(cluster.nodes[1].loads)))
@@ -172,8 +172,8 @@ def test_weights_that_change_while_a_node_takes_the_ones_before_are_what_it_play
 def test_groups_of_earlier_steps_get_a_node_first() -> None:
     cluster = MemoryCluster(1)
     with fleet(cluster, PATIENT, opener=halted) as source:
-        source.begin(IDS, 1)
-        source.begin(IDS, 2)
+        source.start_rollouts(IDS, 1)
+        source.start_rollouts(IDS, 2)
         source._thread.run(let_go())
         source.collect(IDS, 1)
         source.collect(IDS, 2)
@@ -184,7 +184,7 @@ def test_groups_of_earlier_steps_get_a_node_first() -> None:
 
 def test_an_evaluation_has_places_of_its_own() -> None:
     with fleet(MemoryCluster(1), PATIENT, opener=halted) as source:
-        source.begin(IDS, 1)
+        source.start_rollouts(IDS, 1)
         source._thread.run(until(lambda: Halting.written == 6))
         assert len(source.sample(TASKS, 0.0, plain)) == len(TASKS)
         source._thread.run(let_go())
@@ -198,14 +198,14 @@ def plain(world: Rollouts) -> Rollouts:
 
 def test_what_had_ended_is_told_and_is_not_played_again() -> None:
     with fleet(MemoryCluster(1)) as source:
-        source.begin(IDS, 1)
-        assert set(source.finished(1)) <= set(range(len(IDS)))
+        source.start_rollouts(IDS, 1)
+        assert set(source.get_finished_rollouts(1)) <= set(range(len(IDS)))
         whole = list(source.collect(IDS, 1))
     cluster = MemoryCluster(1)
     with fleet(cluster, PATIENT, opener=halted) as source:
-        source.begin(IDS, 1, {n: whole[n] for n in range(1, len(IDS))})
+        source.start_rollouts(IDS, 1, {n: whole[n] for n in range(1, len(IDS))})
         source._thread.run(until(lambda: Halting.written == 1))
-        assert set(source.finished(1)) >= set(range(1, len(IDS)))
+        assert set(source.get_finished_rollouts(1)) >= set(range(1, len(IDS)))
         source._thread.run(let_go())
         played = list(source.collect(IDS, 1))
     assert played[1:] == whole[1:]
@@ -217,12 +217,12 @@ def test_a_group_that_has_ended_is_told_while_others_go_on() -> None:
     cluster = MemoryCluster(1)
     groups = [(1, [n for n, id in enumerate(IDS) if id == task.id]) for task in TASKS]
     with fleet(cluster, PATIENT, opener=halted) as source:
-        source.begin(IDS, 1)
+        source.start_rollouts(IDS, 1)
         source._thread.run(until(lambda: Halting.written == 6))
-        assert source.ended(1) == {}
+        assert source.get_ended_groups(1) == {}
         source._thread.run(let_go())
-        number = source.first(groups)
-        ended = source.ended(1)
+        number = source.wait_for_first_group(groups)
+        ended = source.get_ended_groups(1)
         assert set(groups[number][1]) <= ended.keys()
         played = source.collect(IDS, 1)
     assert all(played[n] == t for n, t in ended.items())
@@ -230,34 +230,34 @@ def test_a_group_that_has_ended_is_told_while_others_go_on() -> None:
 
 def test_who_waits_for_a_group_of_a_step_that_fails_waits_no_longer(tmp_path: Path) -> None:
     with fleet(MemoryCluster(2), opener=deaf) as source:
-        source._thread.run(until(lambda: len(source.crew.ready) == 2))
+        source._thread.run(until(lambda: len(source.crew.ready_workers) == 2))
         source.load_weights(weights(tmp_path), 4)
-        source.begin(IDS, 5)
-        source.first([(5, [len(IDS)])])
+        source.start_rollouts(IDS, 5)
+        source.wait_for_first_group([(5, [len(IDS)])])
         with pytest.raises(WeightSyncError, match="the node's engine is at policy step 0, its group at 4"):
             source.collect(IDS, 5)
 
 
 def test_what_group_judges_add_is_added_once_by_a_run_that_goes_on() -> None:
     with fleet(MemoryCluster(1), opener=judged) as source:
-        source.begin(IDS, 1)
-        wait_for(lambda: len(source.finished(1)) == len(IDS), None)
-        ended = source.finished(1)
+        source.start_rollouts(IDS, 1)
+        wait_for(lambda: len(source.get_finished_rollouts(1)) == len(IDS), None)
+        ended = source.get_finished_rollouts(1)
         whole = source.collect(IDS, 1)
     assert [t.outcome for t in whole] != [ended[n].outcome for n in range(len(IDS))]
     with fleet(MemoryCluster(1), opener=judged) as source:
-        source.begin(IDS, 1, ended)
+        source.start_rollouts(IDS, 1, ended)
         assert source.collect(IDS, 1) == whole
 
 
 def test_a_node_that_did_not_take_the_weights_is_told_by_its_line(tmp_path: Path) -> None:
     with fleet(MemoryCluster(2), opener=deaf) as source:
-        source._thread.run(until(lambda: len(source.crew.ready) == 2))
+        source._thread.run(until(lambda: len(source.crew.ready_workers) == 2))
         source.load_weights(weights(tmp_path), 4)
-        looked = source.probe("t0")
+        looked = source.sample_probe_lines("t0")
         assert sorted(t.lines[0].policy_step for t in looked) == [0, 4]
         assert {len(t.lines) for t in looked} == {1}
-        source.begin(IDS, 5)
+        source.start_rollouts(IDS, 5)
         with pytest.raises(WeightSyncError, match="the node's engine is at policy step 0, its group at 4"):
             source.collect(IDS, 5)
 
@@ -268,17 +268,17 @@ def test_a_node_that_is_lost_while_it_is_looked_at_is_none_of_those_that_tell() 
             node.kill()
 
     cluster = MemoryCluster(2, strike)
-    with fleet(cluster, replace(QUICK, patience_s=20.0)) as source:
-        source._thread.run(until(lambda: len(source.crew.ready) == 2))
-        assert 1 <= len(source.probe("t0")) <= 2
-        assert [one.why for one in source.crew.lost] == [str(NodeLost("it was killed by the test"))]
+    with fleet(cluster, replace(QUICK, no_worker_timeout_s=20.0)) as source:
+        source._thread.run(until(lambda: len(source.crew.ready_workers) == 2))
+        assert 1 <= len(source.sample_probe_lines("t0")) <= 2
+        assert [one.why for one in source.crew.lost_workers] == [str(WorkerLost("it was killed by the test"))]
 
 
 def test_nothing_is_under_way_after_the_end() -> None:
     cluster = MemoryCluster(2)
     with fleet(cluster, opener=halted) as source:
-        source.begin(IDS, 1)
-        source.begin(IDS, 2)
+        source.start_rollouts(IDS, 1)
+        source.start_rollouts(IDS, 2)
         source._thread.run(until(lambda: Halting.written == 12))
     assert all(node.calls["play"] for node in cluster.nodes)
     assert all(node._inner._under_way == 0 for node in cluster.nodes)
@@ -286,7 +286,7 @@ def test_nothing_is_under_way_after_the_end() -> None:
 
 def test_how_long_anything_was_under_way_is_counted() -> None:
     with fleet(MemoryCluster(1)) as source:
-        assert source.busy_s == 0.0
-        source.begin(IDS, 1)
+        assert source.rollout_busy_s == 0.0
+        source.start_rollouts(IDS, 1)
         source.collect(IDS, 1)
-        assert 0.0 < source.busy_s == source.busy_s
+        assert 0.0 < source.rollout_busy_s == source.rollout_busy_s

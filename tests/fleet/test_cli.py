@@ -8,25 +8,25 @@ import pytest
 from repl_rl.cli import main
 from repl_rl.cli.train import TrainConfig
 from repl_rl.errors import ConfigError
-from repl_rl.rollout.fleet.choice import OnRay, chosen_fleet
-from repl_rl.rollout.fleet.source import STATUS
-from repl_rl.settings.arguments import parse
-from repl_rl.trainer.refusal import refuse_run
+from repl_rl.ray.config import RayOptions, parse_workers
+from repl_rl.ray.remote_rollouts import STATUS
+from repl_rl.settings.argument_parser import parse
+from repl_rl.trainer.config_checks import validate_run
 from tests.fleet.memory import MemoryCluster, fleet
 from tests.processes import wait_for
 
 
 def test_a_fleet_is_named_with_options() -> None:
-    assert chosen_fleet("local") is None
-    assert chosen_fleet("ray") == OnRay("", 0, 1, False, 300.0)
-    assert chosen_fleet("ray://head-1:6379") == OnRay("head-1:6379", 0, 1, False, 300.0)
-    assert chosen_fleet("ray(nodes=2, simulate=True, patience_s=5)") == OnRay("", 2, 1, True, 5.0)
+    assert parse_workers("local") is None
+    assert parse_workers("ray") == RayOptions("", 0, 1, False, 300.0)
+    assert parse_workers("ray://head-1:6379") == RayOptions("head-1:6379", 0, 1, False, 300.0)
+    assert parse_workers("ray(nodes=2, simulate=True, patience_s=5)") == RayOptions("", 2, 1, True, 5.0)
 
 
 def test_its_options_are_flags() -> None:
     words = ("--fleet", "ray://head:6379", "--fleet.nodes", "3", "--fleet.patience-s", "60")
     config = parse(TrainConfig, "train", words)
-    assert chosen_fleet(config.fleet) == OnRay("head:6379", 3, 1, False, 60.0)
+    assert parse_workers(config.fleet) == RayOptions("head:6379", 3, 1, False, 60.0)
 
 
 @pytest.mark.parametrize(("text", "told"), [
@@ -40,14 +40,14 @@ def test_its_options_are_flags() -> None:
 ])  # fmt: skip
 def test_what_is_no_fleet_is_refused(text: str, told: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        chosen_fleet(text)
+        parse_workers(text)
     assert told in str(raised.value)
 
 
 def test_gpus_that_an_engine_would_leave_idle_are_refused_before_anything_opens() -> None:
     config = TrainConfig(engine="vllm", fleet="ray(gpus=2)")
     with pytest.raises(ConfigError, match=r"fleet\.gpus is 2; the engine vllm samples on one GPU.*leave it at 1"):
-        refuse_run(config, config.trainer, 512, config.fleet)
+        validate_run(config, config.trainer, 512, config.fleet)
 
 
 def told_of(run: Path) -> dict[str, object]:
@@ -61,10 +61,10 @@ def test_the_status_of_a_run_names_its_nodes_and_the_lost_ones(
 ) -> None:
     cluster = MemoryCluster(2)
     with fleet(cluster) as source:
-        source.keep_notes(tmp_path)
-        wait_for(lambda: len(source.crew.ready) == 2, None)
+        source.write_notes(tmp_path)
+        wait_for(lambda: len(source.crew.ready_workers) == 2, None)
         cluster.nodes[-1].kill()
-        wait_for(lambda: source.crew.lost and len(source.crew.ready) == 2, None)
+        wait_for(lambda: source.crew.lost_workers and len(source.crew.ready_workers) == 2, None)
         source.collect(["t0"], 0)
         wait_for(lambda: told_of(tmp_path)["lost"] and json.dumps(told_of(tmp_path)).count('"ready"') == 2, None)
         assert main(["fleet", "status", str(tmp_path)]) == 0

@@ -12,11 +12,11 @@ import pytest
 import yaml
 
 from repl_rl.cli.train import TrainConfig
-from repl_rl.machine.cluster import refuse_taken
-from repl_rl.rollout.fleet.choice import OnRay, chosen_fleet
-from repl_rl.rollout.fleet.source import NodeFleet
-from repl_rl.settings.arguments import parse
-from repl_rl.trainer.fleets import plan_of
+from repl_rl.ray.config import RayOptions, parse_workers
+from repl_rl.ray.connect_cluster import validate_free_gpus
+from repl_rl.ray.remote_rollouts import RolloutWorkers
+from repl_rl.settings.argument_parser import parse
+from repl_rl.trainer.train_setup import build_worker_plan
 from tests.documents import PAGES, blocks, commands
 from tests.fleet.memory import QUICK, MemoryCluster
 
@@ -29,10 +29,10 @@ SMALL = shlex.split(
 TRAININGS = [command for command in commands() if command.startswith("repl-rl train") and "--fleet ray" in command]
 
 
-def chosen(words: Sequence[str]) -> tuple[TrainConfig, OnRay]:
+def chosen(words: Sequence[str]) -> tuple[TrainConfig, RayOptions]:
     """What the words behind `repl-rl train` say, in small."""
     config = parse(TrainConfig, "train", [*words, *SMALL])
-    fleet = chosen_fleet(config.fleet)
+    fleet = parse_workers(config.fleet)
     assert fleet is not None
     return config, fleet
 
@@ -44,8 +44,8 @@ def test_the_page_has_trainings_on_a_fleet() -> None:
 @pytest.mark.parametrize("command", TRAININGS)
 def test_a_training_of_the_page_plays_on_a_cluster(command: str) -> None:
     config, fleet = chosen(shlex.split(command)[2:])
-    tasks = {task.id: task for task in config.drawn("train", 1)}
-    with NodeFleet(nullcontext(MemoryCluster(1)), plan_of(config, fleet, QUICK), tasks) as source:
+    tasks = {task.id: task for task in config.draw_tasks("train", 1)}
+    with RolloutWorkers(nullcontext(MemoryCluster(1)), build_worker_plan(config, fleet, QUICK), tasks) as source:
         assert [played.task_id for played in source.collect(list(tasks) * 2, 0)] == list(tasks) * 2
 
 
@@ -108,7 +108,7 @@ def test_the_script_for_slurm_leaves_the_trainer_the_gpu_that_it_is_refused_with
     (there,) = (int(word.partition("=")[2]) for word in SCRIPT.split() if word.startswith("--gpus-per-node"))
     gpus = {call.words[1]: call.gpus for call in called if call.name == "ray"}
     assert gpus == {"--head": ",".join(map(str, range(1, there))), "--address=first:6379": "all"}
-    refuse_taken("fleet", len(gpus["--head"].split(",")), there, 1)
+    validate_free_gpus("fleet", len(gpus["--head"].split(",")), there, 1)
 
 
 def test_the_manifest_has_one_token_for_all_no_node_beside_the_trainer_and_a_volume_for_runs() -> None:

@@ -112,7 +112,7 @@ def test_the_run_of_the_script_trains_on_all_machines_and_leaves_the_cluster_as_
     assert summary["fleet"]["lost"] == []
     assert "asks nobody for a token" not in done.stderr
     assert given.head.poll() is None
-    actors = [one for one in psutil.Process().children(recursive=True) if "RolloutNode" in " ".join(_words(one))]
+    actors = [one for one in psutil.Process().children(recursive=True) if "RolloutWorker" in " ".join(_words(one))]
     wait_for(lambda: not any(one.is_running() for one in actors), None, 60)
 
 

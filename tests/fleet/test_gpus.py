@@ -3,11 +3,11 @@
 import pytest
 
 from repl_rl.errors import ConfigError
-from repl_rl.machine.actors import Machine
-from repl_rl.machine.cluster import refuse_taken
-from repl_rl.machine.own_machines import left_to_nodes
-from repl_rl.rollout.fleet.choice import OnRay
-from repl_rl.rollout.fleet.ray import room
+from repl_rl.ray.actor_calls import Machine
+from repl_rl.ray.config import RayOptions
+from repl_rl.ray.connect_cluster import validate_free_gpus
+from repl_rl.ray.rollout_actors import compute_worker_capacity
+from repl_rl.ray.start_local_cluster import get_worker_gpu_variables
 
 
 @pytest.mark.parametrize(
@@ -19,18 +19,18 @@ def test_a_machine_has_room_for_nodes_on_gpus_that_nobody_else_has(
     gpus: int, there: int, free: int, held: int, found: int
 ) -> None:
     machine = Machine("id", "host", there, free)
-    assert room(OnRay("head:6379", 0, gpus, False, 60.0), False, machine, held) == (found, gpus)
+    assert compute_worker_capacity(RayOptions("head:6379", 0, gpus, False, 60.0), False, machine, held) == (found, gpus)
 
 
 @pytest.mark.parametrize(("gpus", "there"), [(1, 0), (2, 1), (0, 8)])
 def test_a_machine_without_enough_gpus_has_room_for_one_node_that_takes_none(gpus: int, there: int) -> None:
     machine = Machine("id", "host", there, there)
-    assert room(OnRay("head:6379", 4, gpus, False, 60.0), False, machine, 0) == (1, 0)
+    assert compute_worker_capacity(RayOptions("head:6379", 4, gpus, False, 60.0), False, machine, 0) == (1, 0)
 
 
 @pytest.mark.parametrize(("offered", "there", "trainers"), [(7, 8, 1), (4, 8, 4), (0, 1, 1), (0, 0, 1), (8, 0, 1)])
 def test_gpus_that_nobody_trains_on_are_rays(offered: int, there: int, trainers: int) -> None:
-    refuse_taken("fleet", offered, there, trainers)
+    validate_free_gpus("fleet", offered, there, trainers)
 
 
 @pytest.mark.parametrize(("offered", "there", "trainers", "remedy"), [
@@ -43,7 +43,7 @@ def test_a_cluster_whose_nodes_would_share_a_gpu_with_the_trainer_is_refused(
     offered: int, there: int, trainers: int, remedy: str
 ) -> None:
     with pytest.raises(ConfigError) as raised:
-        refuse_taken("fleet", offered, there, trainers)
+        validate_free_gpus("fleet", offered, there, trainers)
     assert f"fleet is 'Ray has {offered} of the {there} GPUs of this machine, {trainers} are" in str(raised.value)
     assert remedy in str(raised.value)
 
@@ -59,4 +59,4 @@ def test_a_cluster_of_ours_is_given_the_gpus_that_are_not_trained_on(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
-    assert left_to_nodes() == left
+    assert get_worker_gpu_variables() == left

@@ -9,22 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.machine.folders import private_folder
-from repl_rl.rollout.fleet.node import checksum
+from repl_rl.ray.worker import compute_checksum
+from repl_rl.utils.atomic_files import open_private_folder
 from tests.fleet.memory import weights
 
 _NODE = """
 import asyncio, os, sys
-from repl_rl.rollout.fleet.messages import Weights
-from repl_rl.rollout.fleet.node import RolloutNode
+from repl_rl.ray.worker import WeightsRef
+from repl_rl.ray.worker import RolloutWorker
 from tests.fleet.memory import setting
 from tests.fleet.scripted import opened
 
 async def main():
-    node = RolloutNode()
+    node = RolloutWorker()
     await node.open(setting(opened))
     for content in (b"old", b"weights"):
-        print(await node.load(Weights("nowhere", 1, ""), {"model.safetensors": content}), flush=True)
+        print(await node.load_weights(WeightsRef("nowhere", 1, ""), {"model.safetensors": content}), flush=True)
     if sys.stdin.read():
         await node.close()
 
@@ -41,7 +41,9 @@ def test_weights_that_a_node_was_sent_go_with_it_however_it_ends(closed: bool, t
     (kept,) = root.glob(f"repl_rl-node-weights-{node.pid}-*")
     (file,) = kept.rglob("model.safetensors")  # nothing was played that would need the old ones
     assert file.read_bytes() == b"weights"
-    assert arrived == [checksum(weights(tmp_path / content.decode(), content)) for content in (b"old", b"weights")]
+    assert arrived == [
+        compute_checksum(weights(tmp_path / content.decode(), content)) for content in (b"old", b"weights")
+    ]
     assert not [other for other in Path("/dev/shm").iterdir() if f"-{node.pid}-" in other.name]
     if closed:
         node.communicate(b"close")
@@ -49,6 +51,6 @@ def test_weights_that_a_node_was_sent_go_with_it_however_it_ends(closed: bool, t
         os.kill(node.pid, signal.SIGKILL)
         node.communicate()
         assert not file.exists(), "its name leads nowhere"
-        with private_folder(root, "repl_rl-node-weights-"):
+        with open_private_folder(root, "repl_rl-node-weights-"):
             pass  # as the next node on this machine does
     assert not kept.exists()

@@ -8,10 +8,9 @@ import torch
 from safetensors.torch import load_file
 
 from repl_rl.errors import InvariantError
-from repl_rl.rollout import RolloutThread
-from repl_rl.trainer.fleets import fleet_for
-from repl_rl.trainer.shared import FollowingFleet
-from repl_rl.world import World
+from repl_rl.rollout import SyncRollouts
+from repl_rl.rollout_config import RolloutConfig
+from repl_rl.trainer.train_setup import FollowerRolloutClient, open_rollout_client
 from tests.fleet.memory import TASKS, here
 from tests.trainer.test_processes import launch
 
@@ -37,20 +36,20 @@ def test_two_processes_learn_from_one_fleet_what_one_learns(groups: str, tmp_pat
 
 def test_only_the_first_of_several_processes_opens_a_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    source = fleet_for(World(), {}, "ray", rank=1)
-    assert isinstance(source, FollowingFleet)
-    assert source.forbidden_ids == World().renderer().forbidden_ids
+    source = open_rollout_client(RolloutConfig(), {}, "ray", rank=1)
+    assert isinstance(source, FollowerRolloutClient)
+    assert source.forbidden_ids == RolloutConfig().load_renderer().forbidden_ids
     with pytest.raises(InvariantError, match="only the first process samples"):
         source.sample([])
 
 
 def test_what_another_process_remembers_is_taken_up_by_one_that_plays() -> None:
-    following = FollowingFleet(frozenset(), {})
+    following = FollowerRolloutClient(frozenset(), {})
     with here() as source:
-        assert isinstance(source, RolloutThread)
-        before = source.memory()
-        source.remember(following.memory())
-        assert source.memory() == before == following.memory()
-        following.remember(before)
+        assert isinstance(source, SyncRollouts)
+        before = source.state_dict()
+        source.load_state_dict(following.state_dict())
+        assert source.state_dict() == before == following.state_dict()
+        following.load_state_dict(before)
         assert len(source.collect([TASKS[0].id], 0)) == 1
         assert source.collect([], 0) == []

@@ -16,15 +16,15 @@ import psutil
 import pytest
 from ray._common.utils import get_ray_address_file
 
-from repl_rl.machine.actors import end, start
-from repl_rl.machine.own_machines import add_machine, remove_machine
-from repl_rl.record.trajectory import Trajectory
-from repl_rl.rollout import RolloutThread
-from repl_rl.rollout.fleet.choice import OnRay
-from repl_rl.rollout.fleet.members import Waits
-from repl_rl.rollout.fleet.node import RolloutNode
-from repl_rl.rollout.fleet.ray import RayCluster, Started, on_ray
-from repl_rl.rollout.fleet.source import NodeFleet, Plan
+from repl_rl.ray.actor_calls import kill_actor, start_actor
+from repl_rl.ray.config import RayOptions
+from repl_rl.ray.remote_rollouts import RolloutWorkers, WorkerPlan
+from repl_rl.ray.rollout_actors import RayWorkerCluster, StartedCluster, open_ray_cluster
+from repl_rl.ray.start_local_cluster import add_machine, remove_machine
+from repl_rl.ray.worker import RolloutWorker
+from repl_rl.ray.worker_pool import WorkerTimeouts
+from repl_rl.rollout import SyncRollouts
+from repl_rl.trajectory.trajectory import Trajectory
 from tests.fleet.memory import IDS, TASKS, setting, weights
 from tests.fleet.scripted import LIMITS, isolated, rollouts
 from tests.processes import wait_for
@@ -32,12 +32,14 @@ from tests.test_docs_commands import SMALL
 from tests.untimed import untimed
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
-WAITS = Waits(beat_s=0.5, lost_s=6, look_s=0.5, pause_s=0.1, patience_s=120)
+WAITS = WorkerTimeouts(
+    heartbeat_interval_s=0.5, heartbeat_timeout_s=6, poll_interval_s=0.5, retry_backoff_s=0.1, no_worker_timeout_s=120
+)
 
 
 @pytest.fixture(scope="module")
 def expected() -> Sequence[Trajectory]:
-    with RolloutThread(isolated, {task.id: task for task in TASKS}) as source:
+    with SyncRollouts(isolated, {task.id: task for task in TASKS}) as source:
         return untimed(source.collect(IDS, 0))
 
 
@@ -48,13 +50,13 @@ def found() -> str:
 
 
 @pytest.fixture(scope="module")
-def started() -> Iterator[Started]:
+def started() -> Iterator[StartedCluster]:
     """A cluster of two machines; when it is gone, nothing of it is left."""
     handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     before = set(psutil.Process().children(recursive=True))
     shared = set(Path("/dev/shm").iterdir())
     known = found()
-    with on_ray(OnRay("", 2, 1, True, 120.0)) as started:
+    with open_ray_cluster(RayOptions("", 2, 1, True, 120.0)) as started:
         assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers
         assert found() == known, "nobody else finds it, and none of another's is written over"
         yield started
@@ -64,22 +66,22 @@ def started() -> Iterator[Started]:
     assert not [file for file in set(Path("/dev/shm").iterdir()) - shared if "plasma" in file.name]
 
 
-def on(started: Started, stack: ExitStack, shared: bool = True, nodes: int = 0) -> NodeFleet:
-    plan = Plan(setting(isolated), rollouts().sampler, LIMITS, False, 6, nodes, WAITS, shared)
-    return stack.enter_context(NodeFleet(nullcontext(started.cluster), plan, {task.id: task for task in TASKS}))
+def on(started: StartedCluster, stack: ExitStack, shared: bool = True, nodes: int = 0) -> RolloutWorkers:
+    plan = WorkerPlan(setting(isolated), rollouts().sampler, LIMITS, False, 6, nodes, WAITS, shared)
+    return stack.enter_context(RolloutWorkers(nullcontext(started.cluster), plan, {task.id: task for task in TASKS}))
 
 
-def pids(source: NodeFleet) -> list[int]:
-    return [member.beat.pid for member in source.crew.ready if member.beat.pid]
+def pids(source: RolloutWorkers) -> list[int]:
+    return [member.heartbeat.pid for member in source.crew.ready_workers if member.heartbeat.pid]
 
 
-def both(source: NodeFleet) -> list[int]:
+def both(source: RolloutWorkers) -> list[int]:
     wait_for(lambda: len(pids(source)) >= 2, None)
     return pids(source)
 
 
 def test_nodes_on_ray_play_what_one_process_plays(
-    started: Started, expected: Sequence[Trajectory], tmp_path: Path
+    started: StartedCluster, expected: Sequence[Trajectory], tmp_path: Path
 ) -> None:
     with ExitStack() as stack:
         source = on(started, stack, shared=False)
@@ -88,7 +90,7 @@ def test_nodes_on_ray_play_what_one_process_plays(
         assert untimed(source.collect(IDS, 0)) == expected
         source.load_weights(weights(tmp_path / "w"), 3)
         assert {t.policy_step for t in source.collect(IDS, 3)} == {3}
-        assert [member.groups > 0 for member in source.crew.ready] == [True, True]
+        assert [member.groups_played > 0 for member in source.crew.ready_workers] == [True, True]
 
 
 def listening(process: psutil.Process) -> list[str]:
@@ -99,7 +101,7 @@ def listening(process: psutil.Process) -> list[str]:
     return []
 
 
-def test_a_cluster_of_ours_listens_on_the_loopback_address_alone_and_wants_a_token(started: Started) -> None:
+def test_a_cluster_of_ours_listens_on_the_loopback_address_alone_and_wants_a_token(started: StartedCluster) -> None:
     assert os.environ["RAY_AUTH_MODE"] == "token"
     assert len(os.environ["RAY_AUTH_TOKEN"]) == 64
     processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
@@ -109,7 +111,7 @@ def test_a_cluster_of_ours_listens_on_the_loopback_address_alone_and_wants_a_tok
 
 
 def test_a_node_that_is_killed_or_frozen_is_outlived_and_leaves_nothing(
-    started: Started, expected: Sequence[Trajectory]
+    started: StartedCluster, expected: Sequence[Trajectory]
 ) -> None:
     with ExitStack() as stack:
         source = on(started, stack)
@@ -119,7 +121,7 @@ def test_a_node_that_is_killed_or_frozen_is_outlived_and_leaves_nothing(
             assert children, "the node's consoles"
             struck = threading.Timer(0.2, victim.send_signal, [harm])
             struck.start()
-            while len(source.crew.lost) < number:
+            while len(source.crew.lost_workers) < number:
                 assert untimed(source.collect(IDS, 0)) == expected
             struck.join()
             wait_for(lambda: not any(p.is_running() for p in (victim, *children)), None, 30)  # noqa: B023
@@ -127,39 +129,39 @@ def test_a_node_that_is_killed_or_frozen_is_outlived_and_leaves_nothing(
 
 
 def test_a_machine_that_comes_is_used_and_one_that_goes_is_outlived(
-    started: Started, expected: Sequence[Trajectory]
+    started: StartedCluster, expected: Sequence[Trajectory]
 ) -> None:
     assert started.machines is not None
     with ExitStack() as stack:
         source = on(started, stack)
         both(source)
         machine = add_machine(started.machines, num_cpus=1)
-        wait_for(lambda: len(source.crew.ready) == 3, None)
+        wait_for(lambda: len(source.crew.ready_workers) == 3, None)
         assert untimed(source.collect(IDS, 0)) == expected
         gone = threading.Timer(0.1, remove_machine, [started.machines, machine])
         gone.start()
-        while not source.crew.lost:
+        while not source.crew.lost_workers:
             assert untimed(source.collect(IDS, 0)) == expected
         gone.join()
         assert untimed(source.collect(IDS, 0)) == expected
 
 
-def test_gpus_that_something_else_on_the_cluster_has_are_no_seats_until_they_are_free(started: Started) -> None:
+def test_gpus_that_something_else_on_the_cluster_has_are_no_seats_until_they_are_free(started: StartedCluster) -> None:
     assert started.machines is not None
     machine = add_machine(started.machines, num_cpus=1, num_gpus=3)  # Ray counts them; nobody looks for them
-    cluster = RayCluster(OnRay("", 0, 1, True, 120.0), True)
+    cluster = RayWorkerCluster(RayOptions("", 0, 1, True, 120.0), True)
 
     def seats() -> list[str]:
-        return [seat for seat in asyncio.run(cluster.seats()) if machine.node_id[:6] in seat]
+        return [seat for seat in asyncio.run(cluster.list_slots()) if machine.node_id[:6] in seat]
 
     wait_for(lambda: len(seats()) == 3, None, 60)
-    other = start(RolloutNode, machine.node_id, gpus=1)
+    other = start_actor(RolloutWorker, machine.node_id, gpus=1)
     wait_for(lambda: len(seats()) == 2, None, 60)
     mine = seats()[1]
-    node = asyncio.run(cluster.start(mine))
+    node = asyncio.run(cluster.start_worker(mine))
     assert len(seats()) == 2
     assert seats()[0] == mine, "what is held comes first, and is a seat as long as it is"
-    end(other)
+    kill_actor(other)
     wait_for(lambda: len(seats()) == 3, None, 60)
     node.kill()
     wait_for(lambda: seats()[0] != mine and len(seats()) == 3, None, 60)

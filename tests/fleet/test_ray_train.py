@@ -26,7 +26,7 @@ def short() -> Iterator[Path]:
 
 def test_the_script_of_the_page_trains_in_two_processes_of_ray_train(tmp_path: Path, short: Path) -> None:
     (source,) = re.findall(r"```python\n(.*?)```", PAGES["docs/scaling.md"], re.DOTALL)
-    small = source.replace("World()", 'World(engine="transformers", sandbox="unsafe", concurrency=2)')
+    small = source.replace("RolloutConfig()", 'RolloutConfig(engine="transformers", sandbox="unsafe", concurrency=2)')
     small = small.replace("steps=100", "steps=2, prompts_per_step=3, group_size=2").replace("/shared", str(tmp_path))
     small = small.replace("num_workers=4, use_gpu=True", "num_workers=2")
     (tmp_path / "learn.py").write_text(small)

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from repl_rl.rollout.fleet.schedule import Attempt, Schedule
+from repl_rl.ray.worker_pool import GroupAttempt, GroupScheduler
 
 WITHIN_S = 100.0
 
@@ -15,10 +15,10 @@ class Days(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.sizes = [1 + 5 * n % 7 for n in range(12)]
-        self.schedule = Schedule(self.sizes, WITHIN_S)
+        self.schedule = GroupScheduler(self.sizes, WITHIN_S)
         self.places: dict[str, int] = {}
-        self.under_way: list[Attempt] = []
-        self.late: list[Attempt] = []
+        self.under_way: list[GroupAttempt] = []
+        self.late: list[GroupAttempt] = []
         self.first_begun: list[int] = []
         self.counted: list[int] = []
         self.now_s = 0.0
@@ -28,15 +28,15 @@ class Days(RuleBasedStateMachine):
         name = f"node {len(self.first_begun)} {self.now_s} {len(self.places)} {places}"
         if name not in self.places:
             self.places[name] = places
-            self.schedule.join(name, places)
+            self.schedule.add_worker(name, places)
 
     @precondition(lambda self: self.places)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.places)))
         del self.places[name]
-        lost = [attempt for attempt in self.under_way if attempt.node == name]
-        assert set(self.schedule.leave(name)) == set(lost)
+        lost = [attempt for attempt in self.under_way if attempt.worker == name]
+        assert set(self.schedule.remove_worker(name)) == set(lost)
         self.under_way = [attempt for attempt in self.under_way if attempt not in lost]
         self.late += lost
         self.now_s += 1
@@ -49,8 +49,8 @@ class Days(RuleBasedStateMachine):
     @rule()
     def assign(self) -> None:
         self.now_s += 1
-        for attempt in self.schedule.assign(self.now_s):
-            assert attempt.node in self.places
+        for attempt in self.schedule.assign_groups(self.now_s):
+            assert attempt.worker in self.places
             assert attempt.group not in self.counted
             if attempt.number == 1:
                 self.first_begun.append(attempt.group)
@@ -79,19 +79,19 @@ class Days(RuleBasedStateMachine):
         assert len(set(self.counted)) == len(self.counted)
         running = {attempt.group for attempt in self.under_way}
         assert set(self.schedule.running) == running
-        assert self.schedule.waiting + len(running) + len(self.counted) == len(self.sizes)
-        assert self.schedule.finished == (len(self.counted) == len(self.sizes))
+        assert self.schedule.waiting_count + len(running) + len(self.counted) == len(self.sizes)
+        assert self.schedule.is_finished == (len(self.counted) == len(self.sizes))
 
     @invariant()
     def no_node_has_more_than_it_has_room_for(self) -> None:
         for name, places in self.places.items():
-            held = [self.sizes[attempt.group] for attempt in self.under_way if attempt.node == name]
+            held = [self.sizes[attempt.group] for attempt in self.under_way if attempt.worker == name]
             assert sum(held) <= places or len(held) == 1
 
     @invariant()
     def what_takes_too_long_is_told(self) -> None:
         due = {attempt for attempt in self.under_way if attempt.due_s <= self.now_s}
-        assert set(self.schedule.overdue(self.now_s)) == due
+        assert set(self.schedule.find_overdue(self.now_s)) == due
 
 
 TestDays = Days.TestCase
@@ -100,12 +100,12 @@ TestDays.settings = settings(max_examples=60, stateful_step_count=40, deadline=N
 
 @given(st.lists(st.integers(1, 9), max_size=30), st.lists(st.integers(1, 9), min_size=1, max_size=5))
 def test_every_batch_comes_to_its_end_while_one_node_is_there(sizes: list[int], places: list[int]) -> None:
-    schedule = Schedule(sizes, WITHIN_S)
+    schedule = GroupScheduler(sizes, WITHIN_S)
     for number, room in enumerate(places):
-        schedule.join(f"node {number}", room)
+        schedule.add_worker(f"node {number}", room)
     played: list[int] = []
-    while not schedule.finished:
-        begun = list(schedule.assign(0.0))
+    while not schedule.is_finished:
+        begun = list(schedule.assign_groups(0.0))
         assert begun or schedule.running
         attempt = next(iter(schedule.running.values()))
         assert schedule.finish(attempt)
@@ -114,16 +114,16 @@ def test_every_batch_comes_to_its_end_while_one_node_is_there(sizes: list[int], 
 
 
 def test_a_group_goes_where_most_room_is() -> None:
-    schedule = Schedule([2, 2, 2], WITHIN_S)
-    schedule.join("small", 2)
-    schedule.join("large", 5)
-    assert [attempt.node for attempt in schedule.assign(0.0)] == ["large", "large", "small"]
+    schedule = GroupScheduler([2, 2, 2], WITHIN_S)
+    schedule.add_worker("small", 2)
+    schedule.add_worker("large", 5)
+    assert [attempt.worker for attempt in schedule.assign_groups(0.0)] == ["large", "large", "small"]
 
 
 def test_each_attempt_at_a_group_has_a_number_of_its_own() -> None:
-    schedule = Schedule([1, 1], WITHIN_S)
+    schedule = GroupScheduler([1, 1], WITHIN_S)
     for number in range(4):
-        schedule.join(f"node {number}", 1)
-        (attempt,) = schedule.assign(0.0)
-        assert attempt == Attempt(0, number + 1, f"node {number}", WITHIN_S)
-        assert schedule.leave(f"node {number}") == [attempt]
+        schedule.add_worker(f"node {number}", 1)
+        (attempt,) = schedule.assign_groups(0.0)
+        assert attempt == GroupAttempt(0, number + 1, f"node {number}", WITHIN_S)
+        assert schedule.remove_worker(f"node {number}") == [attempt]

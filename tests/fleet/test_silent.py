@@ -17,9 +17,9 @@ PROGRAM = textwrap.dedent(
     """
     import sys
     from repl_rl.errors import ConfigError
-    from repl_rl.machine.cluster import connected
+    from repl_rl.ray.connect_cluster import connect_to_ray
     try:
-        with connected("fleet", sys.argv[1], 0, patience_s=82.0):
+        with connect_to_ray("fleet", sys.argv[1], 0, patience_s=82.0):
             print("connected")
     except ConfigError as error:
         print(error)

@@ -23,15 +23,15 @@ import pytest
 import ray
 from ray._private.node import Node as Machine
 
-from repl_rl.errors import BrokenDown
-from repl_rl.machine.own_machines import STORE_BYTES, add_machine, processes_of, remove_machine
-from repl_rl.machine.processes import descendants
-from repl_rl.record.trajectory import Trajectory
-from repl_rl.rollout import RolloutThread
-from repl_rl.rollout.fleet.choice import OnRay
-from repl_rl.rollout.fleet.members import Waits
-from repl_rl.rollout.fleet.ray import Started, on_ray
-from repl_rl.rollout.fleet.source import NodeFleet, Plan
+from repl_rl.errors import UnrecoverableError
+from repl_rl.ray.config import RayOptions
+from repl_rl.ray.remote_rollouts import RolloutWorkers, WorkerPlan
+from repl_rl.ray.rollout_actors import StartedCluster, open_ray_cluster
+from repl_rl.ray.start_local_cluster import STORE_BYTES, add_machine, list_machine_processes, remove_machine
+from repl_rl.ray.worker_pool import WorkerTimeouts
+from repl_rl.rollout import SyncRollouts
+from repl_rl.trajectory.trajectory import Trajectory
+from repl_rl.utils.processes import list_descendants
 from tests.fleet.memory import IDS, TASKS, setting, weights
 from tests.fleet.scripted import ENGINE, LIMITS, processed, rollouts, weighed
 from tests.processes import command, identity, wait_for
@@ -40,7 +40,14 @@ from tests.untimed import untimed
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 COUNT = int(os.environ.get("REPL_RL_STRIKES", "20"))
 SEED = int(os.environ.get("REPL_RL_STRIKES_SEED") or random.SystemRandom().randrange(1_000_000))
-WAITS = Waits(beat_s=0.5, lost_s=6, load_s=20, look_s=0.5, pause_s=0.1, patience_s=120)
+WAITS = WorkerTimeouts(
+    heartbeat_interval_s=0.5,
+    heartbeat_timeout_s=6,
+    load_timeout_s=20,
+    poll_interval_s=0.5,
+    retry_backoff_s=0.1,
+    no_worker_timeout_s=120,
+)
 VERSIONS = 4
 """Of the weights."""
 LEFT_S = 5
@@ -66,7 +73,11 @@ class Arena:
     """A fleet that plays round after round, with other weights each time."""
 
     def __init__(
-        self, started: Started, source: NodeFleet, expected: Mapping[int, Sequence[Trajectory]], folder: Path
+        self,
+        started: StartedCluster,
+        source: RolloutWorkers,
+        expected: Mapping[int, Sequence[Trajectory]],
+        folder: Path,
     ) -> None:
         assert started.machines is not None
         self.machines, self.source, self.dice = started.machines, source, random.Random(SEED)
@@ -89,7 +100,7 @@ class Arena:
 
     def pids(self) -> dict[str, int]:
         """Of nodes that can play, by seat."""
-        return {member.seat: member.beat.pid for member in self.source.crew.ready if member.beat.pid}
+        return {member.slot: member.heartbeat.pid for member in self.source.crew.ready_workers if member.heartbeat.pid}
 
     def hand_over(self) -> None:
         """Give all nodes other weights."""
@@ -150,7 +161,7 @@ def left(remains: Remains) -> list[str]:
 
 def family(pid: int) -> Remains:
     """A process, and all that it and its children have started."""
-    return identities([pid, *descendants(pid)])
+    return identities([pid, *list_descendants(pid)])
 
 
 def identities(pids: Iterable[int]) -> Remains:
@@ -177,7 +188,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def expected(folder: Path) -> Mapping[int, Sequence[Trajectory]]:
     """Each version's round, undisturbed and in this process."""
     found: dict[int, Sequence[Trajectory]] = {}
-    with RolloutThread(weighed, {task.id: task for task in TASKS}) as source:
+    with SyncRollouts(weighed, {task.id: task for task in TASKS}) as source:
         for step in range(1, VERSIONS + 1):
             source.load_weights(folder / str(step), step)
             found[step] = untimed(source.collect(IDS, step))
@@ -187,26 +198,26 @@ def expected(folder: Path) -> Mapping[int, Sequence[Trajectory]]:
 
 
 @pytest.fixture(scope="module")
-def started() -> Iterator[Started]:
-    with on_ray(OnRay("", 2, 1, True, 120.0)) as cluster:
+def started() -> Iterator[StartedCluster]:
+    with open_ray_cluster(RayOptions("", 2, 1, True, 120.0)) as cluster:
         yield cluster
 
 
 class Open(Protocol):
     """Opens a fleet."""
 
-    def __call__(self, waits: Waits, world: Callable[[int], object] = weighed) -> Arena: ...
+    def __call__(self, waits: WorkerTimeouts, world: Callable[[int], object] = weighed) -> Arena: ...
 
 
 @pytest.fixture
-def fleet(started: Started, expected: Mapping[int, Sequence[Trajectory]], folder: Path) -> Iterator[Open]:
+def fleet(started: StartedCluster, expected: Mapping[int, Sequence[Trajectory]], folder: Path) -> Iterator[Open]:
     """Opens a fleet of two nodes to which weights are sent."""
     with ExitStack() as stack:
 
-        def opened(waits: Waits, world: Callable[[int], object] = weighed) -> Arena:
-            plan = Plan(setting(world), rollouts().sampler, LIMITS, False, 6, 0, waits, shared=False)
+        def opened(waits: WorkerTimeouts, world: Callable[[int], object] = weighed) -> Arena:
+            plan = WorkerPlan(setting(world), rollouts().sampler, LIMITS, False, 6, 0, waits, shares_folder=False)
             tasks = {task.id: task for task in TASKS}
-            source = stack.enter_context(NodeFleet(nullcontext(started.cluster), plan, tasks))
+            source = stack.enter_context(RolloutWorkers(nullcontext(started.cluster), plan, tasks))
             arena = Arena(started, source, expected, folder)
             arena.get_ready()
             return arena
@@ -239,7 +250,7 @@ def test_an_actor_that_is_killed_at_any_moment_changes_nothing(fleet: Open, caps
                 signalled([pid], signal.SIGKILL)
                 return remains
 
-            arena.strike(blow, lambda: len(arena.source.crew.lost) >= number, tally)  # noqa: B023
+            arena.strike(blow, lambda: len(arena.source.crew.lost_workers) >= number, tally)  # noqa: B023
             arena.get_back()
 
 
@@ -260,7 +271,7 @@ def test_a_fork_server_that_is_killed_at_any_moment_changes_nothing_and_costs_no
     with told("fork server killed", capsys) as tally:
         for _ in range(COUNT):
             arena.strike(blow, lambda: True, tally)
-        assert not arena.source.crew.lost
+        assert not arena.source.crew.lost_workers
 
 
 def test_an_engine_that_is_killed_at_any_moment_changes_nothing_and_costs_no_node(
@@ -282,7 +293,7 @@ def test_an_engine_that_is_killed_at_any_moment_changes_nothing_and_costs_no_nod
     with told("engine killed", capsys) as tally:
         for _ in range(COUNT):
             arena.strike(blow, lambda: True, tally)
-        assert not arena.source.crew.lost
+        assert not arena.source.crew.lost_workers
 
 
 def test_a_hand_over_of_weights_whose_peer_is_killed_or_frozen_ends_in_time(
@@ -297,10 +308,10 @@ def test_a_hand_over_of_weights_whose_peer_is_killed_or_frozen_ends_in_time(
             timer = threading.Timer(arena.dice.uniform(0, 0.2), signalled, [[pid], harm])
             timer.start()
             begun_s = time.monotonic()
-            while len(arena.source.crew.lost) < number:
+            while len(arena.source.crew.lost_workers) < number:
                 loading_s = time.monotonic()
                 arena.hand_over()
-                assert time.monotonic() - loading_s < WAITS.lost_s + WAITS.beat_s + 5
+                assert time.monotonic() - loading_s < WAITS.heartbeat_timeout_s + WAITS.heartbeat_interval_s + 5
             tally.lost_s.append(time.monotonic() - begun_s)
             timer.join()
             wait_for(lambda: not left(remains), None, LEFT_S)  # noqa: B023
@@ -318,7 +329,7 @@ def test_a_raylet_that_is_killed_at_any_moment_changes_nothing(fleet: Open, caps
 
             def blow() -> Remains:
                 (raylet,) = machine.all_processes["raylet"]  # noqa: B023
-                rays.update(identities(processes_of(machine)))  # noqa: B023
+                rays.update(identities(list_machine_processes(machine)))  # noqa: B023
                 remains = family(pid)  # noqa: B023
                 signalled([raylet.process.pid], signal.SIGKILL)
                 return remains
@@ -340,7 +351,7 @@ def test_a_machine_that_goes_and_one_that_comes_at_any_moment_change_nothing(
 
             def remove() -> Remains:
                 machine = arena.machine(seat)  # noqa: B023
-                remains = identities(processes_of(machine))
+                remains = identities(list_machine_processes(machine))
                 remove_machine(arena.machines, machine)
                 return remains
 
@@ -349,7 +360,9 @@ def test_a_machine_that_goes_and_one_that_comes_at_any_moment_change_nothing(
                 return set()
 
             arena.strike(remove, lambda: pid not in arena.pids().values(), gone)  # noqa: B023
-            arena.strike(add, lambda: [m.groups > 0 for m in arena.source.crew.ready] == [True, True], come)
+            arena.strike(
+                add, lambda: [m.groups_played > 0 for m in arena.source.crew.ready_workers] == [True, True], come
+            )
 
 
 def test_a_machine_that_is_frozen_at_any_moment_and_thawed_later_changes_nothing(
@@ -360,19 +373,19 @@ def test_a_machine_that_is_frozen_at_any_moment_and_thawed_later_changes_nothing
         for _ in range(COUNT):
             seat, pid = arena.dice.choice(sorted(arena.pids().items()))
             machine = arena.machine(seat)
-            frozen_s = arena.dice.uniform(1, 2 * WAITS.lost_s)
-            losses = len(arena.source.crew.lost)
-            long = frozen_s > WAITS.lost_s + WAITS.beat_s
+            frozen_s = arena.dice.uniform(1, 2 * WAITS.heartbeat_timeout_s)
+            losses = len(arena.source.crew.lost_workers)
+            long = frozen_s > WAITS.heartbeat_timeout_s + WAITS.heartbeat_interval_s
 
             def blow() -> Remains:
-                remains, node = identities(processes_of(machine)), family(pid)  # noqa: B023
+                remains, node = identities(list_machine_processes(machine)), family(pid)  # noqa: B023
                 signalled([one for one, _ in remains], signal.SIGSTOP)
                 signal.sigtimedwait([], frozen_s)  # noqa: B023
                 signalled([one for one, _ in remains], signal.SIGCONT)
                 return node if long else set()  # noqa: B023
 
             arena.strike(blow, lambda: True, tally)
-            lost = len(arena.source.crew.lost) - losses
+            lost = len(arena.source.crew.lost_workers) - losses
             assert lost == 1 if long else lost <= 1
             arena.get_back()
 
@@ -391,25 +404,25 @@ def test_an_object_store_that_others_fill_at_any_moment_changes_nothing(
                 return set()
 
             arena.strike(blow, lambda: True, tally)
-        assert not arena.source.crew.lost
+        assert not arena.source.crew.lost_workers
 
 
 def test_weights_larger_than_the_object_store_arrive_all_the_same(fleet: Open, tmp_path: Path) -> None:
-    arena = fleet(replace(WAITS, load_s=120))
+    arena = fleet(replace(WAITS, load_timeout_s=120))
     large = weights(tmp_path / "large", bytes(STORE_BYTES + 16 * _MIB))
     arena.source.load_weights(large, 7)
     assert {t.policy_step for t in arena.source.collect(IDS, 7)} == {7}
-    assert not arena.source.crew.lost
+    assert not arena.source.crew.lost_workers
 
 
 @pytest.mark.parametrize("harm", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
 def test_a_run_all_of_whose_machines_are_gone_stops_in_time_with_last_words(
     harm: signal.Signals, fleet: Open, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    waits = replace(WAITS, patience_s=30)  # of which the first nodes have to start, too
+    waits = replace(WAITS, no_worker_timeout_s=30)  # of which the first nodes have to start, too
     arena = fleet(waits)
     raylets = [machine.all_processes["raylet"][0].process.pid for machine in arena.machines.worker_nodes]
-    remains = identities(pid for machine in arena.machines.worker_nodes for pid in processes_of(machine))
+    remains = identities(pid for machine in arena.machines.worker_nodes for pid in list_machine_processes(machine))
     struck_s: list[float] = []
 
     def blow() -> None:
@@ -419,10 +432,10 @@ def test_a_run_all_of_whose_machines_are_gone_stops_in_time_with_last_words(
     timer = threading.Timer(arena.dice.uniform(0, 2), blow)
     timer.start()
     try:
-        with pytest.raises(BrokenDown) as raised:
+        with pytest.raises(UnrecoverableError) as raised:
             arena.rounds()
         took_s = time.monotonic() - struck_s[0]
-        assert took_s < waits.patience_s + 10
+        assert took_s < waits.no_worker_timeout_s + 10
         assert raised.value.exit_code == 3
         assert all(f"node {number} at " in str(raised.value) for number in (0, 1))
     finally:
@@ -432,4 +445,5 @@ def test_a_run_all_of_whose_machines_are_gone_stops_in_time_with_last_words(
             remove_machine(arena.machines, machine)
             add_machine(arena.machines, num_cpus=1)
     with capsys.disabled():
-        print(f"\nall machines {harm.name}: the run stopped after {took_s:.1f} s, patience {waits.patience_s:g} s")
+        patience_s = waits.no_worker_timeout_s
+        print(f"\nall machines {harm.name}: the run stopped after {took_s:.1f} s, patience {patience_s:g} s")

@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from repl_rl.record.trajectory import Trajectory
-from repl_rl.rollout import Fleet
+from repl_rl.rollout import RolloutClient
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.loop import fit
-from repl_rl.trainer.source import StepRecord
+from repl_rl.trainer.rollout_source import StepRecord
+from repl_rl.trainer.train_loop import run_training
+from repl_rl.trajectory.trajectory import Trajectory
 from tests.fleet.memory import TASKS, MemoryCluster, fleet, hard_times, here
 from tests.fleet.scripted import RENDERER
 from tests.trainer.policies import tiny_model
@@ -26,12 +26,12 @@ CONFIG = TrainerConfig(
 class Trained:
     """What a training came to."""
 
-    def __init__(self, source: Fleet, out: Path, config: TrainerConfig = CONFIG) -> None:
+    def __init__(self, source: RolloutClient, out: Path, config: TrainerConfig = CONFIG) -> None:
         self.rows: list[dict[str, float]] = []
         self.played: list[Trajectory] = []
         tokenizer = RENDERER.tokenizer
         model = tiny_model(vocab=len(tokenizer), hidden=16, layers=1)
-        final = fit(model, tokenizer, [task.id for task in TASKS], source, config, out, self.step)
+        final = run_training(model, tokenizer, [task.id for task in TASKS], source, config, out, self.step)
         self.weights = load_file(final / "model.safetensors")
 
     def step(self, record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
@@ -67,6 +67,6 @@ def test_a_training_whose_nodes_die_freeze_and_come_ends_the_same(whole: Trained
     cluster = hard_times()
     with fleet(cluster) as source:
         trained = Trained(source, tmp_path)
-        assert len(source.crew.lost) == 3
+        assert len(source.crew.lost_workers) == 3
     check_alike(trained, whole)
     assert len(cluster.nodes) >= 5

@@ -10,17 +10,17 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
-from repl_rl.rollout import Fleet
-from repl_rl.trainer.shared import FollowingFleet, LeadingFleet
+from repl_rl.rollout import RolloutClient
+from repl_rl.trainer.train_setup import FollowerRolloutClient, LeaderRolloutWorkers
 from tests.fleet.memory import TASKS, MemoryCluster, fleet
 from tests.fleet.scripted import RENDERER
 from tests.fleet.test_training import CONFIG, Trained
 
 
-def opened(rank: int, alone: bool) -> AbstractContextManager[Fleet]:
+def opened(rank: int, alone: bool) -> AbstractContextManager[RolloutClient]:
     if rank:
-        return FollowingFleet(RENDERER.forbidden_ids, {task.id: task for task in TASKS})
-    return fleet(MemoryCluster(2)) if alone else fleet(MemoryCluster(2), kind=LeadingFleet)
+        return FollowerRolloutClient(RENDERER.forbidden_ids, {task.id: task for task in TASKS})
+    return fleet(MemoryCluster(2)) if alone else fleet(MemoryCluster(2), kind=LeaderRolloutWorkers)
 
 
 def main(out: Path, groups: str) -> None:

@@ -11,11 +11,11 @@ from functools import cache
 from importlib.resources import files
 
 from repl_rl.engine import ScriptedEngine
-from repl_rl.record.trajectory import Observed, Trajectory
 from repl_rl.rollout import Rollouts, RolloutSampler
-from repl_rl.rollout.limits import RolloutLimits
-from repl_rl.rollout.renderer import Renderer
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.tasks import Task
+from repl_rl.trajectory.trajectory import Observed, Trajectory
 from tests.conftest import merged_tokenizer
 from tests.worlds import TASK, world
 

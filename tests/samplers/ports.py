@@ -3,12 +3,11 @@
 import re
 
 from repl_rl import Episode, Exchange, Feedback, FeedbackSampler, RewardTable, RolloutSampler, Task
-from repl_rl.record.trajectory import Execution
-from repl_rl.samplers.call_text import parse_call
-from repl_rl.samplers.chat_tool import ChatToolSampler
+from repl_rl.samplers.chat_tool_sampler import ChatToolSampler, JudgeToolSampler
 from repl_rl.samplers.environment import EnvironmentSampler
-from repl_rl.samplers.judge_tool import JudgeToolSampler
-from repl_rl.samplers.tools import Toolbox
+from repl_rl.samplers.inline_call_sampler import parse_call
+from repl_rl.samplers.tool_call_parsing import Toolbox
+from repl_rl.trajectory.trajectory import Execution
 
 JUDGES = "tests.samplers.port_judges"
 
@@ -39,7 +38,7 @@ class AsksBack(RolloutSampler):
             line = await episode.sample(until=rf"{CALL}|\?|<answer>.*?</answer>")
             if call := re.search(CALL, line.text):
                 result = await TOOLS.run(parse_call(call[1]))
-                episode.executed(Execution(result.status, result.elapsed_s))
+                episode.record_execution(Execution(result.status, result.elapsed_s))
                 episode.observe(f"<fn_results>{result.text}</fn_results>")
             elif answer := re.search(r"<answer>(.*?)</answer>", line.text):
                 episode.submit(answer[1])

@@ -12,12 +12,13 @@ import pytest
 
 from repl_rl.engine import Chunk, Sampling, ScriptedEngine, Watch
 from repl_rl.errors import ConfigError, UserCodeError
-from repl_rl.record.trajectory import FailureKind, Prompt, Stop, Trajectory
-from repl_rl.rollout import ReplSampler, RolloutSampler, hooks
+from repl_rl.rollout import ReplSampler, RolloutSampler
+from repl_rl.rollout import concurrent_rollouts as hooks
 from repl_rl.rollout.episode import Episode
-from repl_rl.rollout.limits import RolloutLimits
-from repl_rl.rollout.renderer import Renderer
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.tasks import Task
+from repl_rl.trajectory.trajectory import FailureKind, Prompt, Stop, Trajectory
 from tests.worlds import RENDERER, world
 
 LINES = ["x = 6 * 7\n", "submit_final_answer(x)\n"]

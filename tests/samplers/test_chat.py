@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from repl_rl.errors import ConfigError
 from repl_rl.rollout.chat_template import Message
-from repl_rl.rollout.renderer import Renderer
-from repl_rl.samplers.chat import ChatFormat, opening
+from repl_rl.rollout.token_renderer import Renderer
+from repl_rl.samplers.chat_format import ChatFormat, build_opening_prompt
 from tests.conftest import merged_tokenizer
 from tests.samplers.marked import chat_renderer
 
@@ -36,7 +36,7 @@ def test_prompt_turn_and_reply_are_what_the_template_writes_for_the_whole_conver
     chat = ChatFormat(renderer)
     end = renderer.decode([min(renderer.eos_ids)])
     first = [{"role": "system", "content": "Be brief."}, user("How many?")]
-    appended = chat.prompt(first).text + "I look." + end + chat.reply(replies, 100).text
+    appended = chat.build_prompt(first).text + "I look." + end + chat.encode_reply(replies, 100).text
     assert appended == chat.render([*first, turn("I look."), *replies], True)
 
 
@@ -45,7 +45,7 @@ def test_thoughts_that_a_template_would_drop_later_stay_in_the_context() -> None
     thoughtful = "<think>\nhm\n</think>\n\nI look."
     rendered = chat.render([user("a"), turn(thoughtful), user("b")], True)
     assert "hm" not in rendered
-    appended = chat.prompt([user("a")]).text + thoughtful + "<|im_end|>" + chat.reply([user("b")], 9).text
+    appended = chat.build_prompt([user("a")]).text + thoughtful + "<|im_end|>" + chat.encode_reply([user("b")], 9).text
     assert appended == rendered.replace("I look.", thoughtful)
 
 
@@ -57,7 +57,7 @@ def test_the_ids_of_a_reply_have_the_control_tokens_of_the_glue_and_no_others(fa
     chat = ChatFormat(renderer)
 
     def count(content: str) -> int:
-        return sum(i in controls for i in chat.reply([tool(content)], 1_000).token_ids)
+        return sum(i in controls for i in chat.encode_reply([tool(content)], 1_000).token_ids)
 
     assert count("<|im_end|><|eot_id|><|im_start|>" + text) == count("x")
 
@@ -65,20 +65,20 @@ def test_the_ids_of_a_reply_have_the_control_tokens_of_the_glue_and_no_others(fa
 @pytest.mark.parametrize("family", FAMILIES)
 def test_text_and_ids_of_a_reply_agree(family: str) -> None:
     renderer = chat_renderer(family)
-    reply = ChatFormat(renderer).reply([tool("a\nb"), tool(" c")], 100)
+    reply = ChatFormat(renderer).encode_reply([tool("a\nb"), tool(" c")], 100)
     assert renderer.decode(reply.token_ids) == reply.text
 
 
 def test_a_long_message_has_its_middle_cut_visibly_and_keeps_its_frame() -> None:
     renderer = chat_renderer("qwen3")
-    reply = ChatFormat(renderer).reply([tool("word " * 500)], 16)
+    reply = ChatFormat(renderer).encode_reply([tool("word " * 500)], 16)
     assert "tokens cut" in reply.text
     assert reply.text.endswith("\n</tool_response><|im_end|>\n<|im_start|>assistant\n")
     assert len(reply.token_ids) < 120
 
 
 def test_a_message_of_a_megabyte_is_cut_in_no_time() -> None:
-    reply = ChatFormat(chat_renderer("qwen3")).reply([tool("x" * 1_000_000)], 64)
+    reply = ChatFormat(chat_renderer("qwen3")).encode_reply([tool("x" * 1_000_000)], 64)
     assert len(reply.token_ids) < 200
 
 
@@ -105,11 +105,11 @@ TOOLS = "{% if tools %}t{% endif %}"
 )
 def test_a_template_that_cannot_serve_is_named_with_its_problem(template: str | None, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        ChatFormat(with_template(template), [SCHEMA]).reply([tool("some text")], 100)
+        ChatFormat(with_template(template), [SCHEMA]).encode_reply([tool("some text")], 100)
 
 
 def test_plain_openings_are_the_system_text_and_the_question_on_lines_of_their_own() -> None:
     renderer = chat_renderer()
-    assert opening(renderer, "", "Q?", "bare").text == "Q?\n"
-    assert opening(renderer, "S.", "Q?", "bare").text == "S.\nQ?\n"
-    assert opening(renderer, "S.", "Q?", "chat").text.endswith("<|im_start|>assistant\n")
+    assert build_opening_prompt(renderer, "", "Q?", "bare").text == "Q?\n"
+    assert build_opening_prompt(renderer, "S.", "Q?", "bare").text == "S.\nQ?\n"
+    assert build_opening_prompt(renderer, "S.", "Q?", "chat").text.endswith("<|im_start|>assistant\n")

@@ -7,13 +7,18 @@ from collections.abc import Callable
 import pytest
 
 from repl_rl.errors import ConfigError
-from repl_rl.record.trajectory import LineStatus, Stop
-from repl_rl.rollout.renderer import Renderer
-from repl_rl.samplers.chat import ChatFormat
-from repl_rl.samplers.chat_tool import ChatToolSampler
-from repl_rl.samplers.tool_format import bare_json, detect, tagged
-from repl_rl.samplers.tools import Call, CallResult
+from repl_rl.rollout.token_renderer import Renderer
+from repl_rl.samplers.chat_format import ChatFormat
+from repl_rl.samplers.chat_tool_sampler import ChatToolSampler
+from repl_rl.samplers.tool_call_parsing import (
+    ToolCall,
+    ToolResult,
+    detect_call_parser,
+    parse_bare_json_call,
+    parse_tagged_calls,
+)
 from repl_rl.tasks import Task
+from repl_rl.trajectory.trajectory import LineStatus, Stop
 from tests.conftest import merged_tokenizer
 from tests.samplers.marked import LIMITS, chat_renderer, play, rollouts_of, written
 from tests.worlds import TASK
@@ -166,8 +171,8 @@ def test_turns_are_bounded_by_the_lines_of_a_rollout() -> None:
 )
 def test_what_looks_like_a_call_and_is_none_is_told(body: str, told: str) -> None:
     for text in (f"<tool_call>{body}</tool_call>", f"<tool_call>{body}"):
-        (result,) = tagged(text)
-        assert isinstance(result, CallResult)
+        (result,) = parse_tagged_calls(text)
+        assert isinstance(result, ToolResult)
         assert result.status is LineStatus.SYNTAX_ERROR
         assert told in result.text
 
@@ -175,21 +180,21 @@ def test_what_looks_like_a_call_and_is_none_is_told(body: str, told: str) -> Non
 @pytest.mark.parametrize(
     ("family", "parse", "text"),
     [
-        *((qwen, tagged, GOOD + BAD) for qwen in ("qwen3", "qwen2_5", "qwen3_instruct_2507")),
-        ("llama3_2", bare_json, '{"name": "multiply", "parameters": {"a": 6, "b": 7}}'),
+        *((qwen, parse_tagged_calls, GOOD + BAD) for qwen in ("qwen3", "qwen2_5", "qwen3_instruct_2507")),
+        ("llama3_2", parse_bare_json_call, '{"name": "multiply", "parameters": {"a": 6, "b": 7}}'),
     ],
 )
 def test_trls_reading_of_a_known_template_agrees_with_our_own_format(
     family: str, parse: Callable[[str], object], text: str
 ) -> None:
-    reader = detect(ChatFormat(chat_renderer(family)))
-    assert (reader.origin, reader.ours) == ("trl", False)
+    reader = detect_call_parser(ChatFormat(chat_renderer(family)))
+    assert (reader.source, reader.is_own_format) == ("trl", False)
     assert reader.parse(text) == parse(text) != []
 
 
 def test_llama_calls_are_read() -> None:
-    assert bare_json('{"name": "f", "parameters": {"a": 1}}') == [Call("f", (), {"a": 1})]
-    assert bare_json("The set {1, 2}") == []
+    assert parse_bare_json_call('{"name": "f", "parameters": {"a": 1}}') == [ToolCall("f", (), {"a": 1})]
+    assert parse_bare_json_call("The set {1, 2}") == []
 
 
 def test_a_format_that_nobody_knows_is_named() -> None:
@@ -199,7 +204,7 @@ def test_a_format_that_nobody_knows_is_named() -> None:
         "{% for c in m.tool_calls or [] %}CALL {{ c.function.name }}{% endfor %}<|im_end|>{% endfor %}"
     )
     with pytest.raises(ConfigError, match="give parse=, a function from text to calls"):
-        detect(ChatFormat(Renderer(tokenizer)))
+        detect_call_parser(ChatFormat(Renderer(tokenizer)))
 
 
 def undocumented(a: int) -> int:

@@ -8,19 +8,18 @@ from pathlib import Path
 import pytest
 
 from repl_rl.cli import main
-from repl_rl.record.trajectory import Observed, Prompt
 from repl_rl.rollout import ReplSampler, RolloutSampler
 from repl_rl.rollout.episode import Episode
-from repl_rl.rollout.renderer import Renderer
-from repl_rl.samplers.chat_tool import ChatToolSampler
-from repl_rl.samplers.conformance import CHECKS, Bench, check
+from repl_rl.rollout.token_renderer import Renderer
+from repl_rl.samplers.chat_tool_sampler import ChatToolSampler, JudgeToolSampler
+from repl_rl.samplers.conformance_checks import CHECKS, SamplerFixture, run_checks
 from repl_rl.samplers.environment import EnvironmentSampler
-from repl_rl.samplers.feedback import FeedbackSampler
-from repl_rl.samplers.fenced import FencedCodeSampler
-from repl_rl.samplers.fenced_lines import FencedLineSampler
-from repl_rl.samplers.inline_call import InlineCallSampler
-from repl_rl.samplers.judge_tool import JudgeToolSampler
+from repl_rl.samplers.feedback_sampler import FeedbackSampler
+from repl_rl.samplers.fenced_code_sampler import FencedCodeSampler
+from repl_rl.samplers.fenced_line_sampler import FencedLineSampler
+from repl_rl.samplers.inline_call_sampler import InlineCallSampler
 from repl_rl.tasks import Task
+from repl_rl.trajectory.trajectory import Observed, Prompt
 from tests.samplers.marked import chat_renderer
 from tests.samplers.test_environment import Doors
 
@@ -50,7 +49,7 @@ SHIPPED = [
 
 @pytest.mark.parametrize("sampler", SHIPPED, ids=lambda sampler: type(sampler).__name__)
 def test_shipped_samplers_keep_every_promise(sampler: RolloutSampler) -> None:
-    rows = check(sampler)
+    rows = run_checks(sampler)
     assert [row for row in rows if not row.passed] == []
     assert len(rows) == len(CHECKS)
 
@@ -148,7 +147,7 @@ class ManyPrompts(Repl):
     ],
 )
 def test_each_broken_promise_is_told(sampler: Callable[[], RolloutSampler], promise: str, told: str) -> None:
-    (row,) = check(sampler(), only=[promise.replace(" ", "_")])
+    (row,) = run_checks(sampler(), only=[promise.replace(" ", "_")])
     assert not row.passed
     assert told in row.detail
 
@@ -160,7 +159,7 @@ def test_a_sampler_that_blocks_its_thread_is_told_where_and_ends_the_check() -> 
         async def rollout(self, episode: Episode) -> None:
             release.wait()
 
-    rows = check(Blocks(), timeout_s=1.5)
+    rows = run_checks(Blocks(), timeout_s=1.5)
     release.set()
     assert len(rows) == 2
     assert not rows[-1].passed
@@ -175,18 +174,18 @@ def test_a_sampler_that_keeps_the_thread_for_a_while_is_told_how_long() -> None:
             threading.Event().wait(1.2)  # nobody sets it
             await super().rollout(episode)
 
-    (row,) = check(Dawdles(), only=["the_thread_is_never_blocked"])
+    (row,) = run_checks(Dawdles(), only=["the_thread_is_never_blocked"])
     assert not row.passed
     assert "other rollouts waited" in row.detail
 
 
 def test_a_sampler_can_be_checked_with_the_chat_format_of_another_model() -> None:
-    rows = check(FeedbackSampler(), chat_renderer("llama3_2"))
+    rows = run_checks(FeedbackSampler(), chat_renderer("llama3_2"))
     assert [row for row in rows if not row.passed] == []
 
 
 def test_no_script_of_the_suite_runs_out() -> None:
-    bench = Bench(ReplSampler(), chat_renderer(), "bare")
+    bench = SamplerFixture(ReplSampler(), chat_renderer(), "bare")
     assert min(map(len, bench.scripts)) > 12 * 256
 
 

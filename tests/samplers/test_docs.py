@@ -10,10 +10,10 @@ from types import ModuleType
 import pytest
 
 from repl_rl.cli import VERBS, main
-from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import RolloutSampler
 from repl_rl.samplers import load_sampler
 from repl_rl.tasks import Task
+from repl_rl.trajectory.trajectory import Trajectory
 from tests.samplers.marked import chat_renderer, play
 
 PAGES = sorted((Path(__file__).parent.parent.parent / "docs" / "samplers").glob("*.md"))

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 import pytest
 
 from repl_rl.errors import ConfigError, UserCodeError
-from repl_rl.record.trajectory import Stop
 from repl_rl.samplers.environment import Environment, EnvironmentSampler
 from repl_rl.tasks import Task
+from repl_rl.trajectory.trajectory import Stop
 from tests.samplers.marked import LIMITS, chat_renderer, play, rollouts_of, written
 
 
@@ -63,7 +63,7 @@ def sampler_of(style: str, chat: bool = True) -> EnvironmentSampler:
 @pytest.mark.parametrize("style", ["tuples", "results"])
 def test_turns_act_until_the_environment_is_done(style: str) -> None:
     sampler = sampler_of(style)
-    task = asyncio.run(sampler.tasks(3))[2]
+    task = asyncio.run(sampler.make_tasks(3))[2]
     t = play(
         sampler,
         "<|im_start|>user\nThree doors: 0, 1, 2. Open one.<|im_end|>\n<|im_start|>assistant\n⟦0<|im_end|>⟧"
@@ -79,14 +79,14 @@ def test_turns_act_until_the_environment_is_done(style: str) -> None:
 
 def test_without_chat_a_line_is_an_action_and_an_observation_is_a_line() -> None:
     sampler = sampler_of("tuples", chat=False)
-    task = asyncio.run(sampler.tasks(2))[1]
+    task = asyncio.run(sampler.make_tasks(2))[1]
     t = play(sampler, "Three doors: 0, 1, 2. Open one.\n⟦2\n⟧Empty.\n⟦1\n⟧", task)
     assert t.outcome == 1.0
 
 
 def test_an_environment_that_is_done_with_too_little_is_not_solved() -> None:
     sampler = EnvironmentSampler(Doors, chat=False, solved_at=2.0)
-    t = play(sampler, "Three doors: 0, 1, 2. Open one.\n⟦0\n⟧", asyncio.run(sampler.tasks(1))[0])
+    t = play(sampler, "Three doors: 0, 1, 2. Open one.\n⟦0\n⟧", asyncio.run(sampler.make_tasks(1))[0])
     assert (t.answer, t.outcome, t.solved) == ("not solved", 1.0, False), "it is worth what the environment paid"
 
 
@@ -142,7 +142,7 @@ def test_environments_do_not_wait_for_each_other() -> None:
 
 def test_an_environment_that_starts_elsewhere_than_its_task_says_is_named() -> None:
     sampler = EnvironmentSampler(Doors)
-    (task,) = asyncio.run(sampler.tasks(1))
+    (task,) = asyncio.run(sampler.make_tasks(1))
     renderer = chat_renderer()
     rollouts = rollouts_of(sampler, [written(renderer, "1<|im_end|>")], renderer)
     with pytest.raises(UserCodeError, match="must give the same one for the same task"):
@@ -163,6 +163,6 @@ def test_a_step_that_says_nothing_is_named() -> None:
 def test_tasks_need_something_to_show() -> None:
     sampler = EnvironmentSampler(Doors, show=lambda observation: " ")
     with pytest.raises(ConfigError, match="first observation of environment 0"):
-        asyncio.run(sampler.tasks(1))
+        asyncio.run(sampler.make_tasks(1))
     with pytest.raises(ConfigError, match="number of tasks"):
-        asyncio.run(sampler.tasks(0))
+        asyncio.run(sampler.make_tasks(0))

@@ -10,8 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repl_rl.errors import ConfigError, UserCodeError
-from repl_rl.record.trajectory import Stop, Trajectory
-from repl_rl.samplers.feedback import Exchange, Feedback, FeedbackSampler, right_or_wrong, to_go
+from repl_rl.samplers.feedback_sampler import (
+    Exchange,
+    Feedback,
+    FeedbackSampler,
+    make_reward_to_go,
+    say_right_or_wrong,
+)
+from repl_rl.trajectory.trajectory import Stop, Trajectory
 from tests.samplers.marked import chat_renderer, play, rollouts_of, written
 from tests.worlds import TASK
 
@@ -72,7 +78,7 @@ def test_a_function_may_simulate_a_person_and_take_its_time() -> None:
 
 def test_the_rewards_of_turns_can_be_reassigned_over_all_turns() -> None:
     t = play(
-        FeedbackSampler(reassign=to_go(0.5)),
+        FeedbackSampler(reassign=make_reward_to_go(0.5)),
         f"{ASKED}⟦\\boxed{{40}}<|im_end|>⟧{told(WRONG)}⟦\\boxed{{41}}<|im_end|>⟧{told(WRONG)}⟦\\boxed{{42}}<|im_end|>⟧",
     )
     assert turn_rewards(t) == [[0.25], [0.5], [1.0]]
@@ -102,14 +108,14 @@ def test_a_discount_leaves_what_other_judges_give_as_it_is() -> None:
 
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=8), st.floats(0.1, 1.0))
 def test_each_turn_gets_its_own_reward_and_the_discounted_rest(rewards: list[float], discount: float) -> None:
-    returns = [*to_go(discount)(rewards), 0.0]
+    returns = [*make_reward_to_go(discount)(rewards), 0.0]
     for turn, reward in enumerate(rewards):
         assert math.isclose(returns[turn], reward + discount * returns[turn + 1], abs_tol=1e-9)
 
 
 def test_feedback_never_holds_the_reference_answer() -> None:
     for answer, score in ((None, 0.0), ("42", 1.0), ("41", 0.0)):
-        assert "42" not in right_or_wrong(Exchange(TASK, ("...",), answer, score)).text
+        assert "42" not in say_right_or_wrong(Exchange(TASK, ("...",), answer, score)).text
 
 
 def test_what_a_person_says_cannot_forge_a_turn() -> None:
@@ -156,6 +162,6 @@ def test_bounds_that_allow_nothing_are_refused() -> None:
         FeedbackSampler(max_assistant_turns=0)
     with pytest.raises(ConfigError, match="max_user_turns"):
         FeedbackSampler(max_user_turns=-1)
-    for make in (to_go, lambda value: FeedbackSampler(discount=value)):
+    for make in (make_reward_to_go, lambda value: FeedbackSampler(discount=value)):
         with pytest.raises(ConfigError, match="discount"):
             make(0.0)

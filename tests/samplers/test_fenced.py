@@ -3,9 +3,9 @@
 import pytest
 
 from repl_rl.errors import ConfigError
-from repl_rl.record.trajectory import LineStatus, Stop, Trajectory
-from repl_rl.rollout.limits import RolloutLimits
-from repl_rl.samplers.fenced import FencedCodeSampler
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.samplers.fenced_code_sampler import FencedCodeSampler
+from repl_rl.trajectory.trajectory import LineStatus, Stop, Trajectory
 from tests.samplers.marked import play
 
 QUESTION = "What is 6 * 7?\n"

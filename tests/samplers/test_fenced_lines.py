@@ -3,11 +3,11 @@
 import pytest
 
 from repl_rl.errors import ConfigError
-from repl_rl.record.trajectory import LineStatus, Stop, Trajectory
-from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.rollout.prompts import OWN
-from repl_rl.samplers.fenced_lines import SYSTEM, FencedLineSampler
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.samplers.fenced_line_sampler import SYSTEM, FencedLineSampler
 from repl_rl.tasks import Task
+from repl_rl.trajectory.trajectory import LineStatus, Stop, Trajectory
 from tests.samplers.marked import chat_renderer, play
 
 QUESTION = "What is 6 * 7?\n"

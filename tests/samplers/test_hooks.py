@@ -9,11 +9,12 @@ from dataclasses import replace
 import pytest
 
 from repl_rl.errors import EngineDied, SandboxFault, UserCodeError
-from repl_rl.record.trajectory import FailureKind, Stop, Trajectory
-from repl_rl.rollout import ReplSampler, RolloutSampler, hooks
+from repl_rl.rollout import ReplSampler, RolloutSampler
+from repl_rl.rollout import concurrent_rollouts as hooks
 from repl_rl.rollout.episode import Episode
-from repl_rl.samplers.feedback import Exchange, Feedback, FeedbackSampler
+from repl_rl.samplers.feedback_sampler import Exchange, Feedback, FeedbackSampler
 from repl_rl.tasks import Task
+from repl_rl.trajectory.trajectory import FailureKind, Stop, Trajectory
 from tests.samplers.marked import chat_renderer, rollouts_of, written
 from tests.worlds import TASK, world
 

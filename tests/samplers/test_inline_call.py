@@ -6,9 +6,9 @@ import re
 import pytest
 
 from repl_rl.errors import ConfigError
-from repl_rl.record.trajectory import LineEnd, LineStatus, Stop
-from repl_rl.samplers.inline_call import CallConvention, InlineCallSampler
+from repl_rl.samplers.inline_call_sampler import CallConvention, InlineCallSampler
 from repl_rl.tasks import Task
+from repl_rl.trajectory.trajectory import LineEnd, LineStatus, Stop
 from tests.samplers.marked import chat_renderer, play, rollouts_of, written
 
 UMBRELLA = Task("u", "Should I pack an umbrella?", "no")

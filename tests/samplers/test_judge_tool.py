@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repl_rl.credit.tensors import widen
 from repl_rl.errors import ConfigError
-from repl_rl.record.trajectory import Observed, Stop
-from repl_rl.samplers.judge_tool import JudgeToolSampler
+from repl_rl.samplers.chat_tool_sampler import JudgeToolSampler
 from repl_rl.tasks import Task
+from repl_rl.trainer.logprobs import broadcast_to_tokens
+from repl_rl.trajectory.trajectory import Observed, Stop
 from tests.samplers.marked import chat_renderer, play, rollouts_of, written
 
 EGGS = Task("eggs", "16 eggs, 3 eaten, 4 baked, the rest sold at 2 dollars: how much?", "18", judge="numeric")
@@ -45,7 +45,7 @@ def test_advantages_are_aligned_with_the_tokens_of_the_turns_whatever_the_paddin
     first, second = (len(line.token_ids) for line in t.lines)
     observed = t.observed_tokens
     for padding in (0, 1, 100):
-        row = widen([[-1.0, 2.0]], [t], len(t.completion_ids) + padding)[0].tolist()
+        row = broadcast_to_tokens([[-1.0, 2.0]], [t], len(t.completion_ids) + padding)[0].tolist()
         assert row == [-1.0] * first + [0.0] * observed + [2.0] * second + [0.0] * padding
 
 

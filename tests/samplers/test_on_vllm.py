@@ -10,17 +10,17 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from repl_rl.engine import open_engine
-from repl_rl.machine.assets import asset
-from repl_rl.record.console import prompt
-from repl_rl.record.trajectory import Observed, Trajectory
 from repl_rl.rollout import Rollouts, RolloutSampler
-from repl_rl.rollout.limits import RolloutLimits
-from repl_rl.rollout.renderer import Renderer
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.rollout.token_renderer import Renderer
+from repl_rl.sandbox.base import push_lines
 from repl_rl.sandbox.inprocess import InProcessSandbox
-from repl_rl.sandbox.lines import push_lines
 from repl_rl.tasks import Task, load_tasks
+from repl_rl.trajectory.console_text import choose_prompt
+from repl_rl.trajectory.trajectory import Observed, Trajectory
+from repl_rl.utils.package_data import find_asset
 
-POLICY = asset("policies/quickstart")
+POLICY = find_asset("policies/quickstart")
 PAGE = Path(__file__).parent.parent.parent / "docs" / "samplers" / "line_console.md"
 RENDERER = Renderer.from_folder(POLICY)
 
@@ -50,9 +50,9 @@ async def typed_again(t: Trajectory) -> list[tuple[int, bool]]:
                 continue
             result = await push_lines(console, line.text.removesuffix("\n").split("\n"))
             assert result.status is line.execution.status
-            shown = result.text if console.ended else result.text + prompt(result.more)
+            shown = result.text if console.ended else result.text + choose_prompt(result.incomplete)
             expected += [
-                (i, False) for i in RENDERER.observation(shown, RolloutLimits().max_observation_tokens).token_ids
+                (i, False) for i in RENDERER.encode_observation(shown, RolloutLimits().max_observation_tokens).token_ids
             ]
     return expected
 

@@ -16,8 +16,8 @@ from types import SimpleNamespace
 import pytest
 from pydantic import create_model
 
-from repl_rl.record.trajectory import Stop
 from repl_rl.samplers.environment import EnvironmentSampler
+from repl_rl.trajectory.trajectory import Stop
 from tests.samplers.marked import play
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore")]
@@ -78,7 +78,7 @@ def test_a_client_of_openenv_plays_against_its_server_token_by_token(
     server: str, sampler_of: Callable[[str], EnvironmentSampler]
 ) -> None:
     sampler = sampler_of(server)
-    tasks = asyncio.run(sampler.tasks(5))
+    tasks = asyncio.run(sampler.make_tasks(5))
     assert {task.question for task in tasks} == {"I think of a number from 1 to 20. Which?"}
     t = play(sampler, f"{tasks[4].question}\n⟦10\n⟧more\n⟦15\n⟧less\n⟦14\n⟧", tasks[4])
     assert (t.stop, t.answer, t.solved) == (Stop.ANSWERED, "solved", True)
@@ -92,6 +92,6 @@ def test_a_client_of_openenv_plays_against_its_server_token_by_token(
 
 def test_rollouts_have_sessions_of_their_own(server: str) -> None:
     sampler = page_sampler(server)
-    first, *_, last = asyncio.run(sampler.tasks(3))
+    first, *_, last = asyncio.run(sampler.make_tasks(3))
     for task, number in ((first, 10), (last, 12)):
         assert play(sampler, f"{task.question}\n⟦{number}\n⟧", task).outcome == 1.0

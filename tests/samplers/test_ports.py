@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.credit.advantages import ESTIMATORS
-from repl_rl.credit.group import Earned, earned_by
-from repl_rl.record.trajectory import LineStatus, Observed, Trajectory
+from repl_rl.credit.advantage_estimators import ESTIMATORS
+from repl_rl.credit.rewards import GroupEntry, build_group_entry
 from repl_rl.rollout import RolloutSampler
-from repl_rl.samplers.feedback import FeedbackSampler, to_go
-from repl_rl.tasks import Task, judged_by
+from repl_rl.samplers.feedback_sampler import FeedbackSampler, make_reward_to_go
+from repl_rl.tasks import Task, set_judges
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.loop import credit_of
+from repl_rl.trainer.train_loop import build_credit_config
+from repl_rl.trajectory.trajectory import LineStatus, Observed, Trajectory
 from tests.samplers import port_judges, ports
 from tests.samplers.marked import chat_renderer, rollouts_of, written
 from tests.worlds import TASK, world
@@ -52,8 +52,8 @@ def played(sampler: RolloutSampler, turns: list[str], task: Task = TASK) -> Traj
     return t
 
 
-def earned(t: Trajectory, config: TrainerConfig = TrainerConfig()) -> Earned:  # noqa: B008 (it is frozen)
-    return earned_by(t, credit_of(config))
+def earned(t: Trajectory, config: TrainerConfig = TrainerConfig()) -> GroupEntry:  # noqa: B008 (it is frozen)
+    return build_group_entry(t, build_credit_config(config))
 
 
 def test_a_three_penalties_of_three_tenths_arrive_as_three_tenths_each() -> None:
@@ -68,7 +68,7 @@ def test_a_three_penalties_of_three_tenths_arrive_as_three_tenths_each() -> None
     assert any(isinstance(s, Observed) and "Paris" in s.text for s in t.segments)
     assert t.outcome == 1.0
     for name in ESTIMATORS:
-        assert earned(t, TrainerConfig(estimator=name, rewards=ports.PENALTIES)).earnings.rewards_L == (
+        assert earned(t, TrainerConfig(estimator=name, rewards=ports.PENALTIES)).rewards.rewards_L == (
             -0.3,
             -0.3,
             -0.3,
@@ -82,14 +82,14 @@ QUERY = '<tool_call>\n{"name": "run_sql", "arguments": {"query": "SELECT COUNT(*
 
 
 def test_b_minus_two_arrives_as_minus_two_under_its_own_name() -> None:
-    (task,) = judged_by(ports.SQL_JUDGES, [Task("sql", "How many?", "7", fields={"gold": "7"})])
+    (task,) = set_judges(ports.SQL_JUDGES, [Task("sql", "How many?", "7", fields={"gold": "7"})])
     lazy = played(ports.SQL, ["It is \\boxed{7}."], task)
     worked = played(ports.SQL, [QUERY, "It is \\boxed{7}."], task)
     named = {part.name.rpartition(":")[2]: part.value for part in lazy.outcomes}
     assert named == {"exact": 1.0, "queried": -2.0, "structured": -0.25, "correct": 1.0}
     assert (lazy.outcome, worked.outcome) == (-0.25, 1.0 + 0.5 + 0.25 + 1.0)
     assert lazy.solved
-    assert earned(lazy).earnings.outcome == -0.25
+    assert earned(lazy).rewards.outcome == -0.25
 
 
 def test_c_outcomes_are_discounted_by_turns_and_solved_all_the_same() -> None:
@@ -98,9 +98,9 @@ def test_c_outcomes_are_discounted_by_turns_and_solved_all_the_same() -> None:
     assert [late.outcome, early.outcome] == pytest.approx([0.81, 1.0])
     assert late.solved
     assert early.solved
-    per_turn = FeedbackSampler(max_assistant_turns=3, reassign=to_go(0.9))
+    per_turn = FeedbackSampler(max_assistant_turns=3, reassign=make_reward_to_go(0.9))
     paid = earned(played(per_turn, ["\\boxed{40}", "\\boxed{41}", "\\boxed{42}"]))
-    assert paid.earnings.rewards_L == pytest.approx((0.81, 0.9, 1.0)), "turn rewards arrive as the function gave them"
+    assert paid.rewards.rewards_L == pytest.approx((0.81, 0.9, 1.0)), "turn rewards arrive as the function gave them"
 
 
 @pytest.mark.parametrize(("coins", "solved"), [(0.4, False), (10.0, True), (-3.0, False)])
@@ -108,18 +108,18 @@ def test_c_an_environments_reward_is_the_outcome(coins: float, solved: bool) -> 
     task = Task("chest", "Open?", "solved", fields={"coins": coins})
     (t,) = asyncio.run(world(["yes\n"], ports.CHESTS).collect([task]))
     assert (t.outcome, t.solved) == (coins, solved)
-    assert earned(t).earnings.rewards_L == (coins,)
+    assert earned(t).rewards.rewards_L == (coins,)
 
 
 def test_d_every_turn_has_its_own_reward_and_the_conversation_goes_on() -> None:
     t = played(ports.GSM8K, ["\\boxed{40}", "no idea", "\\boxed{42}"])
-    assert earned(t).earnings.rewards_L == (-0.25, -0.25, 1.0)
+    assert earned(t).rewards.rewards_L == (-0.25, -0.25, 1.0)
     assert t.outcome == 1.0
 
 
 def test_e_a_judge_reads_the_rows_other_fields_and_the_rollout() -> None:
     fields = {"data_source": "hard", "extra_info": {"split": "train"}}
-    (task,) = judged_by(ports.GRADED_JUDGE, [replace(TASK, fields=fields)])
+    (task,) = set_judges(ports.GRADED_JUDGE, [replace(TASK, fields=fields)])
     t = played(ports.GRADED, ["\\boxed{42}"], task)
     assert t.outcome == 3.0
     assert t.solved

@@ -9,16 +9,16 @@ import pytest
 
 from repl_rl.engine import ScriptedEngine
 from repl_rl.errors import ConfigError, EngineDied, UserCodeError
-from repl_rl.record.trajectory import Trajectory
-from repl_rl.rollout import ReplSampler, Rollouts, RolloutSampler, RolloutThread
+from repl_rl.rollout import ReplSampler, Rollouts, RolloutSampler, SyncRollouts
 from repl_rl.rollout.episode import Episode
 from repl_rl.samplers import load_sampler
 from repl_rl.tasks import Task
+from repl_rl.trajectory.trajectory import Trajectory
 from tests.worlds import RENDERER, TASK, world
 
 
-def thread(rollouts: Rollouts) -> RolloutThread:
-    return RolloutThread(lambda: nullcontext(rollouts), {TASK.id: TASK})
+def thread(rollouts: Rollouts) -> SyncRollouts:
+    return SyncRollouts(lambda: nullcontext(rollouts), {TASK.id: TASK})
 
 
 def untimed(trajectories: list[Trajectory]) -> list[tuple[object, ...]]:
@@ -112,7 +112,7 @@ def test_what_fails_while_opening_rises_and_what_was_opened_is_closed() -> None:
         finally:
             closed.append("first")
 
-    with pytest.raises(ConfigError, match="correct it"), RolloutThread(opener, {}):
+    with pytest.raises(ConfigError, match="correct it"), SyncRollouts(opener, {}):
         pass
     assert closed == ["first"]
 
@@ -134,7 +134,7 @@ def test_an_error_in_the_thread_rises_in_the_caller_and_the_thread_goes_on() -> 
 
 def test_samplers_are_found_by_name_and_by_path() -> None:
     assert isinstance(load_sampler("repl"), ReplSampler)
-    assert isinstance(load_sampler("repl_rl.rollout.sampler:ReplSampler"), ReplSampler)
+    assert isinstance(load_sampler("repl_rl.rollout.sampler_base:ReplSampler"), ReplSampler)
 
 
 @pytest.mark.parametrize("name", ["nope", "no.such.module:X", "json:Nope", "json:JSONDecoder"])

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import pytest
 
 from repl_rl.errors import ConfigError
-from repl_rl.record.trajectory import LineStatus
-from repl_rl.samplers.chat_tool import ChatToolSampler
-from repl_rl.samplers.schemas import check_tool, wrong_argument
+from repl_rl.samplers.chat_tool_sampler import ChatToolSampler
+from repl_rl.samplers.tool_call_parsing import find_wrong_argument, validate_tool_schema
+from repl_rl.trajectory.trajectory import LineStatus
 from tests.samplers.marked import chat_renderer, play
 from tests.worlds import TASK
 
@@ -77,10 +77,10 @@ def test_a_malformed_schema_is_refused_when_the_sampler_is_made(schema: Schema, 
 )
 def test_arguments_are_held_to_their_schema(kind: Schema, right: list[object], wrong: list[object]) -> None:
     schema = having(kind)
-    check_tool("triple", schema)
-    assert [wrong_argument(schema, {"number": value}) for value in right] == [None] * len(right)
-    assert all(wrong_argument(schema, {"number": value}) for value in wrong)
-    assert wrong_argument(schema, {"other": object()}) is None
+    validate_tool_schema("triple", schema)
+    assert [find_wrong_argument(schema, {"number": value}) for value in right] == [None] * len(right)
+    assert all(find_wrong_argument(schema, {"number": value}) for value in wrong)
+    assert find_wrong_argument(schema, {"other": object()}) is None
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,18 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from repl_rl.errors import ConfigError, UserCodeError
-from repl_rl.machine.assets import asset
-from repl_rl.record.trajectory import FailureKind, Observed, Trajectory
-from repl_rl.rollout.renderer import Renderer
-from repl_rl.samplers.feedback import Exchange, Feedback, FeedbackSampler
-from repl_rl.samplers.simulated import AddressVoice, Asked, SimulatedUser, UserEngine
+from repl_rl.rollout.token_renderer import Renderer
+from repl_rl.samplers.feedback_sampler import (
+    Exchange,
+    Feedback,
+    FeedbackSampler,
+    RemoteUserModel,
+    SimulatedUser,
+    UserEngine,
+    UserTurnRequest,
+)
+from repl_rl.trajectory.trajectory import FailureKind, Observed, Trajectory
+from repl_rl.utils.package_data import find_asset
 from tests.samplers.marked import chat_renderer, rollouts_of, written
 from tests.worlds import TASK
 
@@ -69,7 +76,7 @@ def play(sampler: FeedbackSampler, *turns: str) -> Trajectory:
     script = written(renderer, "".join(f"{turn}<|im_end|>" for turn in turns))
 
     async def one() -> Trajectory:
-        async with sampler.opened():
+        async with sampler.open_resources():
             (t,) = await rollouts_of(sampler, [script], renderer).collect([TASK])
             return t
 
@@ -112,8 +119,8 @@ def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("failing", [[503, 429], [500]])
 def test_a_request_that_may_go_better_is_repeated(failing: list[int]) -> None:
     with Server([*failing, "Yes?"]).running() as server:
-        voice = AddressVoice(server.address, pause_s=0.0)
-        assert asyncio.run(voice.say(Asked([{"role": "user", "content": "?"}], 8, 0))) == "Yes?"
+        voice = RemoteUserModel(server.address, retry_delay_s=0.0)
+        assert asyncio.run(voice.generate_reply(UserTurnRequest([{"role": "user", "content": "?"}], 8, 0))) == "Yes?"
     assert len(server.asked) == len(failing) + 1
 
 
@@ -130,9 +137,9 @@ def test_an_address_that_does_not_answer_drops_the_rollout(
     answers: list[int | bytes], told: str, requests: int
 ) -> None:
     with Server(answers).running() as server:
-        voice = AddressVoice(server.address, pause_s=0.0)
+        voice = RemoteUserModel(server.address, retry_delay_s=0.0)
         with pytest.raises(UserCodeError, match=told):
-            asyncio.run(SimulatedUser(voice).reply("r", TASK, ["a"], [], ""))
+            asyncio.run(SimulatedUser(voice).generate_reply("r", TASK, ["a"], [], ""))
         assert len(server.asked) == requests
 
 
@@ -181,9 +188,9 @@ def test_a_user_that_cannot_be_is_refused_when_the_sampler_is_made(make: Callabl
 @pytest.mark.parametrize("engine", ["transformers", "vllm"])
 def test_another_model_folder_says_the_words(engine: UserEngine, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("user") / "model"
-    shutil.copytree(asset("policies/quickstart"), folder)
+    shutil.copytree(find_asset("policies/quickstart"), folder)
     (folder / "chat_template.jinja").write_text(str(chat_renderer().tokenizer.chat_template))
-    assert Renderer.from_folder(folder, "carry").chat.there
+    assert Renderer.from_folder(folder, "carry").chat_template.exists
     sampler = FeedbackSampler(user=f"model:{folder}", user_tokens=6, user_engine=engine, max_assistant_turns=3)
     one = play(sampler, "\\boxed{40}", "\\boxed{41}", "\\boxed{41}")
     assert (len(shown(one)), one.failure) == (2, None)

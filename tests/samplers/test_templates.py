@@ -6,12 +6,12 @@ import pytest
 
 from benchmarks.templates import CALL, ENDS, PAGE, QUESTION, SCHEMA, names, renderer_of, table
 from repl_rl.errors import ConfigError
-from repl_rl.record.trajectory import Observed, Stop
-from repl_rl.samplers.chat import ChatFormat
-from repl_rl.samplers.chat_tool import ChatToolSampler
-from repl_rl.samplers.feedback import FeedbackSampler
-from repl_rl.samplers.tool_format import detect
+from repl_rl.samplers.chat_format import ChatFormat
+from repl_rl.samplers.chat_tool_sampler import ChatToolSampler
+from repl_rl.samplers.feedback_sampler import FeedbackSampler
+from repl_rl.samplers.tool_call_parsing import detect_call_parser
 from repl_rl.tasks import Task
+from repl_rl.trajectory.trajectory import Observed, Stop
 from tests.samplers.marked import rollouts_of, written
 
 UNREAD = {"lfm2": "writes no call", "muse_glimmer": "nobody says how it is read"}
@@ -44,7 +44,7 @@ def writing_tools() -> list[str]:
     found = []
     for name in names():
         text = ChatFormat(renderer_of(name)).template
-        if text.text([QUESTION], True, [SCHEMA]) != text.text([QUESTION], True) and name not in UNREAD:
+        if text.render_text([QUESTION], True, [SCHEMA]) != text.render_text([QUESTION], True) and name not in UNREAD:
             found.append(name)
     return found
 
@@ -82,13 +82,13 @@ def test_a_policy_is_told_something_and_tries_again_in_the_format_of_its_templat
 
 def test_text_of_the_question_reaches_templates_that_want_parts() -> None:
     for name in ("idefics3", "llava_next", "smolvlm"):
-        assert "How many?" in ChatFormat(renderer_of(name)).prompt([QUESTION]).text
+        assert "How many?" in ChatFormat(renderer_of(name)).build_prompt([QUESTION]).text
 
 
 def test_a_template_that_trl_does_not_know_is_read_as_the_one_that_it_is_a_variant_of() -> None:
     renderer = renderer_of("gemma4")
     renderer.tokenizer.chat_template += "{# ours #}"
-    assert detect(ChatFormat(renderer, [SCHEMA])).origin == "trl"
+    assert detect_call_parser(ChatFormat(renderer, [SCHEMA])).source == "trl"
 
 
 def test_a_format_of_ours_is_the_last_resort_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -107,7 +107,7 @@ def test_a_format_of_ours_is_the_last_resort_and_says_so(caplog: pytest.LogCaptu
 
 
 def test_what_is_no_call_is_told_to_the_policy_that_wrote_it() -> None:
-    reader = detect(ChatFormat(renderer_of("qwen3"), [SCHEMA]))
+    reader = detect_call_parser(ChatFormat(renderer_of("qwen3"), [SCHEMA]))
     (bad,) = reader.parse('<tool_call>\n{"name": "add", "arguments": {"a": 1}\n</tool_call>')
     assert "SyntaxError" in getattr(bad, "text", "")
     assert reader.parse("I call nothing.") == []
@@ -116,7 +116,7 @@ def test_what_is_no_call_is_told_to_the_policy_that_wrote_it() -> None:
 def test_a_turn_ends_with_the_end_token_that_the_template_writes_whichever_ids_are_lower() -> None:
     renderer = renderer_of("llama3_1")
     assert len(renderer.eos_ids) == 2
-    assert ChatFormat(renderer).reply([QUESTION], 9).text.startswith("<|start_header_id|>user")
+    assert ChatFormat(renderer).encode_reply([QUESTION], 9).text.startswith("<|start_header_id|>user")
 
 
 def test_a_tokenizer_whose_end_token_is_another_than_the_templates_is_refused() -> None:

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repl_rl.errors import ConfigError
-from repl_rl.record.trajectory import LineStatus
-from repl_rl.samplers.call_text import parse_call, parse_calls
-from repl_rl.samplers.tools import Call, CallResult, Function, Toolbox
+from repl_rl.samplers.inline_call_sampler import parse_call, parse_calls
+from repl_rl.samplers.tool_call_parsing import Toolbox, ToolCall, ToolFunction, ToolResult
+from repl_rl.trajectory.trajectory import LineStatus
 
 literals = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text(max_size=20),
@@ -23,7 +23,7 @@ literals = st.recursive(
 @given(st.lists(literals, max_size=3), st.dictionaries(st.sampled_from(["a", "b"]), literals))
 def test_a_call_with_literal_arguments_is_read_back(args: list[object], kwargs: dict[str, object]) -> None:
     written = ", ".join([*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())])
-    assert parse_call(f" f({written})\n") == Call("f", tuple(args), kwargs)
+    assert parse_call(f" f({written})\n") == ToolCall("f", tuple(args), kwargs)
 
 
 @pytest.mark.parametrize(
@@ -49,14 +49,14 @@ def test_a_call_with_literal_arguments_is_read_back(args: list[object], kwargs: 
 )
 def test_what_is_no_literal_call_is_a_syntax_error_and_evaluates_nothing(text: str, told: str) -> None:
     result = parse_call(text)
-    assert isinstance(result, CallResult)
+    assert isinstance(result, ToolResult)
     assert result.status is LineStatus.SYNTAX_ERROR
     assert result.text.startswith("SyntaxError: ")
     assert told in result.text
 
 
-def run(function: Function, *args: object, timeout_s: float = 5.0) -> CallResult:
-    call = Call(function.__name__, args)
+def run(function: ToolFunction, *args: object, timeout_s: float = 5.0) -> ToolResult:
+    call = ToolCall(function.__name__, args)
     return asyncio.run(Toolbox([function], timeout_s).run(call))
 
 
@@ -78,8 +78,8 @@ def test_an_unknown_name_and_wrong_arguments_are_told() -> None:
         return 2 * a
 
     box = Toolbox([double])
-    unknown = asyncio.run(box.run(Call("triple", (1,))))
-    wrong = asyncio.run(box.run(Call("double", (), {"b": 1})))
+    unknown = asyncio.run(box.run(ToolCall("triple", (1,))))
+    wrong = asyncio.run(box.run(ToolCall("double", (), {"b": 1})))
     assert unknown.text == "NameError: there is no function 'triple'; use double"
     assert wrong.text == "TypeError: double() missing a required argument: 'a'"
     assert unknown.status is wrong.status is LineStatus.EXCEPTION
@@ -118,9 +118,9 @@ def test_functions_that_hang_are_left_behind_and_others_go_on() -> None:
     def quick() -> str:
         return "done"
 
-    async def both() -> list[CallResult]:
+    async def both() -> list[ToolResult]:
         box = Toolbox([hangs, waits, quick], timeout_s=0.5)
-        return await asyncio.gather(*(box.run(Call(name)) for name in ("hangs", "waits", "quick")))
+        return await asyncio.gather(*(box.run(ToolCall(name)) for name in ("hangs", "waits", "quick")))
 
     results = asyncio.run(both())
     release.set()
@@ -138,8 +138,8 @@ def test_a_function_that_always_hangs_is_refused_before_threads_run_out() -> Non
         box = Toolbox([hangs], timeout_s=0.02)
         before = threading.active_count()
         for _ in range(5):
-            await asyncio.gather(*(box.run(Call("hangs")) for _ in range(8)))
-        return (await box.run(Call("hangs"))).text, threading.active_count() - before
+            await asyncio.gather(*(box.run(ToolCall("hangs")) for _ in range(8)))
+        return (await box.run(ToolCall("hangs"))).text, threading.active_count() - before
 
     told, threads = asyncio.run(many())
     release.set()
@@ -159,7 +159,7 @@ def test_cancelling_a_rollout_cancels_its_call() -> None:
             raise
 
     async def work() -> None:
-        call = asyncio.ensure_future(Toolbox([waits]).run(Call("waits")))
+        call = asyncio.ensure_future(Toolbox([waits]).run(ToolCall("waits")))
         for _ in range(5):
             await asyncio.sleep(0)
         call.cancel()
@@ -177,9 +177,9 @@ def test_calls_of_plain_functions_run_at_the_same_time() -> None:
     def meets() -> int:
         return meeting.wait()
 
-    async def three() -> list[CallResult]:
+    async def three() -> list[ToolResult]:
         box = Toolbox([meets])
-        return await asyncio.gather(*(box.run(Call("meets")) for _ in range(3)))
+        return await asyncio.gather(*(box.run(ToolCall("meets")) for _ in range(3)))
 
     started = time.perf_counter()
     assert sorted(r.text for r in asyncio.run(three())) == ["0", "1", "2"]
@@ -193,7 +193,7 @@ def one() -> int:
 @pytest.mark.parametrize(
     ("functions", "timeout_s"), [([], 1.0), ([lambda: 1], 1.0), ([one, one], 1.0), ([one], 0.0), ([max], 1.0)]
 )
-def test_unusable_functions_are_named(functions: list[Function], timeout_s: float) -> None:
+def test_unusable_functions_are_named(functions: list[ToolFunction], timeout_s: float) -> None:
     with pytest.raises(ConfigError):
         Toolbox(functions, timeout_s)
 
@@ -207,14 +207,14 @@ def test_unusable_functions_are_named(functions: list[Function], timeout_s: floa
     ],
 )
 def test_several_calls_are_read_in_order(text: str) -> None:
-    assert parse_calls(text) == [Call("f", (), {"a": 1}), Call("g", ("x",), {"b": [True, None]})]
+    assert parse_calls(text) == [ToolCall("f", (), {"a": 1}), ToolCall("g", ("x",), {"b": [True, None]})]
 
 
 @pytest.mark.parametrize("key", ["arguments", "parameters"])
 def test_calls_are_read_as_json_alone_or_in_a_list(key: str) -> None:
     one, other = f'{{"name": "f", "{key}": {{"a": true, "b": null}}}}', '{"name": "g"}'
-    assert parse_calls(one) == [Call("f", (), {"a": True, "b": None})]
-    assert parse_calls(f" [{one}, {other}] ") == [Call("f", (), {"a": True, "b": None}), Call("g")]
+    assert parse_calls(one) == [ToolCall("f", (), {"a": True, "b": None})]
+    assert parse_calls(f" [{one}, {other}] ") == [ToolCall("f", (), {"a": True, "b": None}), ToolCall("g")]
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_what_is_no_call_among_several_is_told_in_its_place(text: str, told: lis
     found = parse_calls(text)
     assert len(found) == len(told)
     for each, words in zip(found, told, strict=True):
-        assert words in (type(each).__name__ if isinstance(each, Call) else each.text)
+        assert words in (type(each).__name__ if isinstance(each, ToolCall) else each.text)
 
 
 def test_no_text_makes_the_reader_of_calls_fail() -> None:

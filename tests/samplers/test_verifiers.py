@@ -11,16 +11,16 @@ import pytest
 
 from repl_rl.cli import main
 from repl_rl.errors import ConfigError, UserCodeError
-from repl_rl.record.trajectory import Stop
-from repl_rl.rollout.limits import RolloutLimits
-from repl_rl.rollout.renderer import Renderer
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.rollout.token_renderer import Renderer
+from repl_rl.rollout_config import RolloutConfig
 from repl_rl.samplers import load_sampler
-from repl_rl.samplers.tools import Call
+from repl_rl.samplers.tool_call_parsing import ToolCall
 from repl_rl.samplers.verifiers import VerifiersSampler
-from repl_rl.samplers.verifiers_seat import _arguments
+from repl_rl.samplers.verifiers_agent import _format_call_arguments
 from repl_rl.tasks import Task, load_tasks
-from repl_rl.tasks.environments import installed
-from repl_rl.world import World
+from repl_rl.tasks.environments import load_environment
+from repl_rl.trajectory.trajectory import Stop
 from tests.conftest import merged_tokenizer
 from tests.samplers.marked import chat_renderer, play, rollouts_of, written
 from tests.samplers.packages import DIGITS, GUESS, SHOP, write_package
@@ -52,7 +52,7 @@ def broken(here: Path, name: str, source: str) -> str:
 
 
 def drawn(name: str) -> tuple[VerifiersSampler, tuple[Task, ...]]:
-    sampler = load_sampler(World(tasks=f"verifiers:{name}").sampler)
+    sampler = load_sampler(RolloutConfig(tasks=f"verifiers:{name}").sampler)
     assert isinstance(sampler, VerifiersSampler)
     return sampler, load_tasks(f"verifiers:{name}", count=3)
 
@@ -140,13 +140,13 @@ def test_its_tasks_fall_into_the_two_parts_by_their_questions(here: Path) -> Non
 
 
 def test_the_tasks_bring_their_sampler_and_it_plays_no_others(here: Path) -> None:
-    assert World(tasks="verifiers:digit_lines").sampler == "verifiers(environment='digit_lines')"
-    chosen = World(tasks="verifiers:digit_lines", sampler="verifiers(chat=False)")
+    assert RolloutConfig(tasks="verifiers:digit_lines").sampler == "verifiers(environment='digit_lines')"
+    chosen = RolloutConfig(tasks="verifiers:digit_lines", sampler="verifiers(chat=False)")
     assert chosen.sampler == "verifiers(chat=False, environment='digit_lines')"
-    assert World(tasks="verifiers:digit_lines", sampler=chosen.sampler) == chosen
+    assert RolloutConfig(tasks="verifiers:digit_lines", sampler=chosen.sampler) == chosen
     for tasks, sampler in (("builtin:quickstart", "verifiers"), ("verifiers:digit_lines", "fenced")):
         with pytest.raises(ConfigError, match="it plays --tasks verifiers:NAME alone"):
-            World(tasks=tasks, sampler=sampler)
+            RolloutConfig(tasks=tasks, sampler=sampler)
 
 
 RAISES_ON_IMPORT = "raise ValueError('no luck')\n"
@@ -217,7 +217,7 @@ def test_bad_names_are_one_line_and_exit_code_2(
 
 
 def test_arguments_that_json_lacks_are_recorded_as_text() -> None:
-    assert _arguments(Call("f", kwargs={"items": {3}, "n": 1})) == '{"items": "{3}", "n": 1}'
+    assert _format_call_arguments(ToolCall("f", kwargs={"items": {3}, "n": 1})) == '{"items": "{3}", "n": 1}'
 
 
 def test_tools_without_a_chat_are_refused(here: Path) -> None:
@@ -263,7 +263,9 @@ def test_an_environment_installs_without_a_network_and_is_found_by_its_name(tmp_
     with pytest.MonkeyPatch.context() as paths:
         paths.syspath_prepend(target)
         assert len(load_tasks("verifiers:offline_lines")) == 64
-        assert str(target) in str(installed("offline_lines").v1.import_taskset("offline_lines").__file__)
+        assert str(target) in str(
+            load_environment("offline_lines").verifiers_v1.import_taskset("offline_lines").__file__
+        )
 
 
 def test_a_plain_prompt_begins_with_the_tokenizers_first_token(here: Path) -> None:

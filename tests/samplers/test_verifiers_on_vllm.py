@@ -11,10 +11,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from repl_rl.machine.assets import asset
-from repl_rl.record.trajectory import LineEnd, Trajectory
-from repl_rl.rollout.renderer import Renderer
-from repl_rl.runs.store import read
+from repl_rl.rollout.token_renderer import Renderer
+from repl_rl.runs.store import read_trajectories
+from repl_rl.trajectory.trajectory import LineEnd, Trajectory
+from repl_rl.utils.package_data import find_asset
 from tests.documents import ROOT
 from tests.samplers.packages import COUNTING, DIGITS, write_package
 
@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.heavy,
     pytest.mark.skipif(find_spec("verifiers") is None, reason="the extra verifiers is not installed"),
 ]
-POLICY = asset("policies/quickstart")
+POLICY = find_asset("policies/quickstart")
 SMALL = (
     *("--trainer.steps", "10", "--trainer.prompts-per-step", "2", "--trainer.group-size", "4", "--train-tasks", "16"),
     *("--eval-tasks", "4", "--rollout.max-lines", "3", "--rollout.max-line-tokens", "24"),
@@ -40,7 +40,7 @@ def trained(folder: Path, name: str, source: str) -> list[Trajectory]:
     assert done.returncode == 0, done.stderr[-4000:]
     summary = json.loads((folder / "run" / "summary.json").read_text())
     assert (summary["engine"], summary["status"]) == ("vllm", "finished")
-    return list(read(folder / "run" / "trajectories"))
+    return list(read_trajectories(folder / "run" / "trajectories"))
 
 
 def digits(text: str) -> int:

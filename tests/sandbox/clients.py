@@ -11,7 +11,7 @@ import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
-from repl_rl.sandbox import jupyter
+from repl_rl.sandbox import jupyter_backend as jupyter
 
 TIMEOUT_S = 60.0
 Content = dict[str, object]
@@ -20,8 +20,8 @@ Content = dict[str, object]
 @contextmanager
 def installed(folder: Path, *, isolated: bool) -> Iterator[None]:
     """While it is open, Jupyter finds our kernel by its name, and nothing of the person who runs the tests."""
-    data = jupyter.data_folder(folder)
-    jupyter.install(data, isolated=isolated)
+    data = jupyter.get_data_folder(folder)
+    jupyter.install_kernelspec(data, isolated=isolated)
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("JUPYTER_PATH", os.fspath(data))
         environment.setenv("JUPYTER_DATA_DIR", os.fspath(folder / "data"))

@@ -5,7 +5,7 @@ Each is the text of one session, one line a push. Every line must end by its dea
 
 from dataclasses import dataclass
 
-from repl_rl.record.trajectory import LineStatus as S
+from repl_rl.trajectory.trajectory import LineStatus as S
 
 
 @dataclass(frozen=True)
@@ -217,13 +217,17 @@ PROTOCOL = [
     ),
     _attack("close the socket", _FIND_SOCKET + "\ns.close()", S.TIMEOUT, S.KILLED, S.EXITED),
     _attack("end the context", _FIND_SOCKET + "\ns.context.destroy()", S.TIMEOUT, S.KILLED, S.EXITED),
-    _attack("malformed replies", _FIND_KERNEL + "\nk._outcome = lambda more: {'repl': {'text': 5}}", S.SANDBOX_FAULT),
-    _attack("reply without end", _FIND_KERNEL + "\nk._outcome = lambda more: {'repl': '['* 10**5}", S.SANDBOX_FAULT),
+    _attack(
+        "malformed replies", _FIND_KERNEL + "\nk._build_outcome = lambda more: {'repl': {'text': 5}}", S.SANDBOX_FAULT
+    ),
+    _attack(
+        "reply without end", _FIND_KERNEL + "\nk._build_outcome = lambda more: {'repl': '['* 10**5}", S.SANDBOX_FAULT
+    ),
     _attack(
         "lie about the status",
         _FIND_KERNEL
         + "\nd = dict(text='', cut=False, more=False, outcome='sandbox_fault', answer=None)"
-        + "\nk._outcome = lambda more: {'repl': d}",
+        + "\nk._build_outcome = lambda more: {'repl': d}",
         S.SANDBOX_FAULT,
     ),
     _attack("swallow the reply", _FIND_KERNEL + "\nk._answer = lambda *a: None", S.TIMEOUT),

@@ -5,15 +5,14 @@ from collections.abc import Coroutine, Sequence
 from typing import TypeVar
 
 from repl_rl.errors import SandboxUnavailable
-from repl_rl.sandbox.base import Births
-from repl_rl.sandbox.nodes.host import ConsoleHost
-from repl_rl.sandbox.nodes.messages import Carried, HostLost, Offered, Turn
+from repl_rl.ray.console_sandbox import ConsoleHost, ConsoleHostLost, HostFunctionOffer, LineProgress, WorkspacePayload
+from repl_rl.sandbox.base import SandboxOptions
 
 T = TypeVar("T")
 
 
 class MemoryHost:
-    """A host whose calls take no network; see `Hosting`."""
+    """A host whose calls take no network; see `RemoteConsoleHost`."""
 
     def __init__(self, name: str, refuses: bool) -> None:
         self.name = name
@@ -30,7 +29,7 @@ class MemoryHost:
             both: set[asyncio.Future[T] | asyncio.Future[None]] = {work, self._gone}
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if self._gone.done():
-                raise HostLost("it was killed")
+                raise ConsoleHostLost("it was killed")
             return work.result()
         finally:
             if not work.done():
@@ -42,29 +41,29 @@ class MemoryHost:
             await asyncio.Event().wait()
         return await asked
 
-    async def open(self, kind: str, births: Births) -> tuple[int, int, int]:
+    async def open(self, kind: str, births: SandboxOptions) -> tuple[int, int, int]:
         if self._refuses:
             raise SandboxUnavailable("sandbox 'local' needs the program bwrap; install bubblewrap")
         return await self._ask(self._inside.open(kind, births))
 
-    async def lease(self, number: int, setup: Carried | None) -> None:
+    async def lease(self, number: int, setup: WorkspacePayload | None) -> None:
         await self._ask(self._inside.lease(number, setup))
 
-    async def push(self, number: int, line: str, offered: Offered | None) -> Turn:
+    async def push(self, number: int, line: str, offered: HostFunctionOffer | None) -> LineProgress:
         self.pushes += 1
         return await self._ask(self._inside.push(number, line, offered))
 
-    async def turn(self, number: int) -> Turn:
-        return await self._ask(self._inside.turn(number))
+    async def wait_progress(self, number: int) -> LineProgress:
+        return await self._ask(self._inside.wait_progress(number))
 
-    async def reply(self, number: int, call: int, content: bytes) -> None:
-        await self._ask(self._inside.reply(number, call, content))
+    async def reply_to_call(self, number: int, call: int, content: bytes) -> None:
+        await self._ask(self._inside.reply_to_call(number, call, content))
 
     async def close(self, number: int) -> None:
         await self._ask(self._inside.close(number))
 
-    async def beat(self) -> None:
-        await self._ask(self._inside.beat())
+    async def check_alive(self) -> None:
+        await self._ask(self._inside.check_alive())
 
     async def end(self) -> None:
         await self._ask(self._inside.end())
@@ -76,7 +75,7 @@ class MemoryHost:
 
 
 class MemoryMachines:
-    """Machines that come and go as a test wants; see `Machines`."""
+    """Machines that come and go as a test wants; see `HostMachines`."""
 
     def __init__(self, *names: str) -> None:
         self.living = list(names)
@@ -84,12 +83,12 @@ class MemoryMachines:
         """On which no sandbox can be opened."""
         self.hosts: list[MemoryHost] = []
 
-    async def names(self) -> Sequence[str]:
+    async def list_names(self) -> Sequence[str]:
         return list(self.living)
 
-    async def start(self, name: str) -> MemoryHost:
+    async def start_host(self, name: str) -> MemoryHost:
         if name not in self.living:
-            raise HostLost("there is no such machine")
+            raise ConsoleHostLost("there is no such machine")
         self.hosts.append(MemoryHost(name, name in self.bad))
         return self.hosts[-1]
 

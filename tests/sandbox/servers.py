@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.sandbox import jupyter
-from repl_rl.sandbox.gateway.address import TOKEN, URL
+from repl_rl.sandbox import jupyter_backend as jupyter
+from repl_rl.sandbox.jupyter_gateway.gateway_console import TOKEN, URL
 
 SERVER, KERNEL_GATEWAY = "jupyter_server", "kernel_gateway"
 STOCK, OURS, SEALED = "python3", "ours", "sealed"
@@ -77,8 +77,8 @@ def server(folder: Path, program: str = SERVER, port: int = 0, token: str = "") 
     port, token = port or free_port(), token or secrets.token_hex(8)
     scratch = folder / "tmp"
     scratch.mkdir(exist_ok=True)
-    jupyter.install(folder / "data", name=OURS, isolated=False)
-    jupyter.install(folder / "data", name=SEALED)
+    jupyter.install_kernelspec(folder / "data", name=OURS, isolated=False)
+    jupyter.install_kernelspec(folder / "data", name=SEALED)
     mine = {name: value for name, value in os.environ.items() if name not in (URL, TOKEN)}  # else it would pass on
     environment = {**mine, "TMPDIR": str(scratch)}
     for kind in ("CONFIG", "DATA", "RUNTIME"):

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.record.line import LineStatus
 from repl_rl.sandbox import Limits, open_sandbox
-from repl_rl.sandbox.cgroup import ControlGroup, NoGroup, _make_locked, make_group
+from repl_rl.sandbox.cgroup import CgroupUnavailable, ControlGroup, _make_locked, create_group
 from repl_rl.sandbox.local import Local
+from repl_rl.trajectory.trajectory import LineStatus
 from tests.processes import descendants, wait_for
 
 _LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")
@@ -29,8 +29,8 @@ asyncio.run(main())
 
 def _group() -> ControlGroup | None:
     try:
-        group = make_group()
-    except NoGroup:
+        group = create_group()
+    except CgroupUnavailable:
         return None
     asyncio.run(group.remove())
     return group
@@ -107,7 +107,7 @@ def test_a_group_that_a_killed_process_left_is_swept_by_the_next_sandbox() -> No
     assert list(above.glob(f"repl-rl-{host.pid}-*"))
 
     def swept() -> bool:
-        asyncio.run(make_group().remove())
+        asyncio.run(create_group().remove())
         return not list(above.glob(f"repl-rl-{host.pid}-*"))
 
     wait_for(swept, None)  # its processes end by themselves, a little later
@@ -121,16 +121,16 @@ def test_a_group_is_swept_by_nobody_while_its_owner_lives_in_whatever_container(
     gone.wait()
     folders = [folder.with_name(f"repl-rl-{gone.pid}-0") for folder in here.folders]
     locks = [_make_locked(folder) for folder in folders]
-    asyncio.run(make_group().remove())
+    asyncio.run(create_group().remove())
     assert all(folder.exists() for folder in folders)
     for lock in locks:
         os.close(lock)
-    asyncio.run(make_group().remove())
+    asyncio.run(create_group().remove())
     assert not any(folder.exists() for folder in folders)
 
 
 def test_doctor_says_what_a_group_bounds_or_why_there_is_none() -> None:
-    said = asyncio.run(Local().doctor())
+    said = asyncio.run(Local().describe_status())
     assert said.startswith("a console answers; ")
     assert ("a cgroup bounds its consoles together to" in said) == (here is not None)
     assert ("no cgroup bounds its consoles: " in said) == (here is None)
@@ -142,8 +142,8 @@ def test_a_user_to_whom_no_group_is_delegated_is_told_why(tmp_path: Path) -> Non
     if pid == 0:
         os.setresuid(65534, 65534, 65534)
         try:
-            make_group()
-        except NoGroup as reason:
+            create_group()
+        except CgroupUnavailable as reason:
             os._exit("may not be written to; run it as root" in str(reason) or "systemd-run --user" in str(reason))
         os._exit(3)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 
-from repl_rl.sandbox.calls import LineClock
+from repl_rl.sandbox.console_client import LineTimer
 
 STILL_S = 0.5
 LIMIT_S = 0.2
@@ -17,15 +17,15 @@ def stand_still() -> None:
 async def struck_after(*pauses: bool) -> float:
     """Seconds until the clock strikes, beside pauses of the machine, each right after it began or went on."""
     loop, struck = asyncio.get_running_loop(), asyncio.Event()
-    clock = LineClock(struck.set)
+    clock = LineTimer(struck.set)
     begun_s = loop.time()
     clock.start(LIMIT_S)
     for held in pauses:
         if held:
-            clock.hold()
+            clock.pause()
         stand_still()
         if held:
-            clock.go()
+            clock.resume()
         for _ in range(3):
             await asyncio.sleep(0)
             assert not struck.is_set()
@@ -48,11 +48,11 @@ def test_neither_is_what_the_host_works_for_it() -> None:
 def test_a_clock_that_was_stopped_never_strikes() -> None:
     async def work() -> bool:
         struck = asyncio.Event()
-        clock = LineClock(struck.set)
+        clock = LineTimer(struck.set)
         clock.start(LIMIT_S / 10)
         clock.stop()
         other = asyncio.Event()
-        LineClock(other.set).start(LIMIT_S)
+        LineTimer(other.set).start(LIMIT_S)
         await other.wait()
         return struck.is_set()
 

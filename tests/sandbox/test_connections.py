@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.record.trajectory import LineStatus
-from repl_rl.sandbox import Limits, PushResult, SandboxSession, open_sandbox
+from repl_rl.sandbox import Limits, LineResult, SandboxSession, open_sandbox
+from repl_rl.trajectory.trajectory import LineStatus
 
 KERNEL = "import sys; k = sys._getframe(4).f_locals['self']"
 HANG_UP = (
@@ -25,7 +25,7 @@ LISTENER = "/run/console/shell"
 LIMITS = replace(Limits(), line_timeout_s=2.0, interrupt_grace_s=0.4)
 
 
-async def say(session: SandboxSession, *lines: str) -> PushResult:
+async def say(session: SandboxSession, *lines: str) -> LineResult:
     for line in lines:
         result = await session.push(line)
     return result
@@ -36,7 +36,7 @@ SNIFF = (
     "heard = []",
     "def route(frames): heard.append(frames[-1])",
     "",
-    "k._route = route",
+    "k._handle_other_message = route",
 )
 """Keeps what a console is sent and does not believe, as a line with another's signature."""
 

@@ -15,29 +15,37 @@ from pathlib import Path
 import pytest
 
 from repl_rl.errors import ConfigError, SandboxLost, SandboxUnavailable
-from repl_rl.machine.assets import asset
-from repl_rl.sandbox import Docker, PushResult, open_sandbox
+from repl_rl.sandbox import Docker, LineResult, open_sandbox
 from repl_rl.sandbox.conformance import (
-    Row,
-    doctest_transcripts,
-    edge_transcripts,
-    fidelity,
-    host_calls,
-    isolation,
-    limits,
+    SandboxCheckResult,
+    check_fidelity,
+    check_host_calls,
+    check_isolation,
+    check_limits,
+    load_doctest_transcripts,
+    load_edge_transcripts,
 )
-from repl_rl.sandbox.conformance.harvest import in_blocks, joined
-from repl_rl.sandbox.conformance.limits import CHECK_LIMITS
-from repl_rl.sandbox.conformance.reference import SCRIPT
-from repl_rl.sandbox.container import RunningContainer
-from repl_rl.sandbox.daemon import State, refuse_weak
-from repl_rl.sandbox.docker import ContainerLaunch, accept
-from repl_rl.sandbox.image import build, build_missing, named, own_image
+from repl_rl.sandbox.conformance.limits_and_workspaces import CHECK_LIMITS
+from repl_rl.sandbox.conformance.python_console_fidelity import SCRIPT, join_statements, wrap_in_blocks
+from repl_rl.sandbox.docker import (
+    ContainerLauncher,
+    ContainerState,
+    RunningContainer,
+    accept_from_container,
+    build_if_missing,
+    build_image,
+    get_default_image,
+    make_image_name,
+    validate_hardening,
+)
+from repl_rl.utils.package_data import find_asset
 from tests.sandbox.places import NOBODY
 
 
 def _missing() -> str:
-    found = subprocess.run(["sh", "-c", f"docker image inspect {own_image()}"], capture_output=True, check=False)
+    found = subprocess.run(
+        ["sh", "-c", f"docker image inspect {get_default_image()}"], capture_output=True, check=False
+    )
     return "" if found.returncode == 0 else "no Docker daemon with the sandbox image; .ci/run makes both"
 
 
@@ -49,7 +57,7 @@ def _docker(*words: str) -> str:
 
 
 def _containers() -> list[str]:
-    return _docker("ps", "-aq", "--filter", f"ancestor={own_image()}").split()
+    return _docker("ps", "-aq", "--filter", f"ancestor={get_default_image()}").split()
 
 
 def _inspect() -> dict[str, object]:
@@ -65,7 +73,7 @@ def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     assert (_containers(), os.listdir(tmp_path)) == (before, [])
 
 
-def _failed(rows: list[Row]) -> str:
+def _failed(rows: list[SandboxCheckResult]) -> str:
     return "\n".join(f"{row.name}: {row.detail}" for row in rows if not row.passed)
 
 
@@ -98,9 +106,9 @@ def test_inspect_shows_every_hardening(nothing_left: None) -> None:
 
 @needs_docker
 def test_a_docker_console_is_isolated_and_limited(nothing_left: None) -> None:
-    async def main() -> list[Row]:
+    async def main() -> list[SandboxCheckResult]:
         async with open_sandbox("docker", limits=CHECK_LIMITS, warm=1) as sandbox:
-            return [*await isolation(sandbox), *await limits(sandbox), *await host_calls(sandbox)]
+            return [*await check_isolation(sandbox), *await check_limits(sandbox), *await check_host_calls(sandbox)]
 
     assert not _failed(asyncio.run(main()))
 
@@ -108,13 +116,15 @@ def test_a_docker_console_is_isolated_and_limited(nothing_left: None) -> None:
 @pytest.mark.heavy
 @needs_docker
 def test_a_docker_console_prints_what_the_reference_prints(nothing_left: None) -> None:
-    cases = doctest_transcripts()
-    variants = [variant for case in cases[:20] for variant in (in_blocks(case), joined(case)) if variant.lines]
+    cases = load_doctest_transcripts()
+    variants = [
+        variant for case in cases[:20] for variant in (wrap_in_blocks(case), join_statements(case)) if variant.lines
+    ]
 
-    async def main() -> list[Row]:
+    async def main() -> list[SandboxCheckResult]:
         async with open_sandbox("docker") as sandbox:
-            transcripts = [*edge_transcripts(), *cases[:20], *variants]
-            return await fidelity(sandbox, transcripts, "cases", Docker().reference(SCRIPT))
+            transcripts = [*load_edge_transcripts(), *cases[:20], *variants]
+            return await check_fidelity(sandbox, transcripts, "cases", Docker().build_reference_command(SCRIPT))
 
     rows = asyncio.run(main())
     assert int(rows[0].detail.split()[0]) >= 1000
@@ -125,13 +135,13 @@ def test_a_docker_console_prints_what_the_reference_prints(nothing_left: None) -
 @pytest.mark.heavy
 def test_an_image_of_another_python_prints_what_its_own_reference_prints() -> None:
     kind = Docker(image="repl-rl-sandbox:other-python")
-    build(base="repl-rl-base:3.13", tag=kind.image)  # `scripts/docker up` makes the base
+    build_image(base="repl-rl-base:3.13", tag=kind.image)  # `scripts/docker up` makes the base
 
-    async def main() -> list[Row]:
+    async def main() -> list[SandboxCheckResult]:
         async with open_sandbox(kind) as sandbox:
             assert sandbox.python_version[:2] == (3, 13)
-            cases = [*edge_transcripts(), *doctest_transcripts(20)]
-            return await fidelity(sandbox, cases, "cases", kind.reference(SCRIPT))
+            cases = [*load_edge_transcripts(), *load_doctest_transcripts(20)]
+            return await check_fidelity(sandbox, cases, "cases", kind.build_reference_command(SCRIPT))
 
     rows = asyncio.run(main())
     assert not _failed(rows)
@@ -143,7 +153,7 @@ def test_an_image_of_another_python_prints_what_its_own_reference_prints() -> No
 def test_with_isolation_by_container_each_console_has_one_of_its_own_that_ends_with_it(nothing_left: None) -> None:
     before = len(_containers())
 
-    async def main() -> list[Row]:
+    async def main() -> list[SandboxCheckResult]:
         chosen = Docker(isolation="container")
         async with open_sandbox(chosen, limits=CHECK_LIMITS, warm=0) as sandbox:
             async with sandbox.session() as one, sandbox.session() as other:
@@ -154,8 +164,8 @@ def test_with_isolation_by_container_each_console_has_one_of_its_own_that_ends_w
                 ends = await asyncio.gather(one.push("7"), other.push("7"), return_exceptions=True)
                 (lost,) = (end for end in ends if isinstance(end, BaseException))
                 assert isinstance(lost, SandboxLost)  # nobody's line did that
-                assert [end.text for end in ends if isinstance(end, PushResult)] == ["7\n"]
-            return await limits(sandbox)
+                assert [end.text for end in ends if isinstance(end, LineResult)] == ["7\n"]
+            return await check_limits(sandbox)
 
     assert not _failed(asyncio.run(main()))
 
@@ -205,7 +215,7 @@ def test_without_a_daemon_docker_refuses_and_says_what_to_do(monkeypatch: pytest
 @needs_docker
 def test_another_image_that_is_missing_is_refused_with_the_command_that_fetches_it() -> None:
     async def main() -> None:
-        launch = ContainerLaunch(CHECK_LIMITS, Docker(image="repl-rl-no-such-image"), ())
+        launch = ContainerLauncher(CHECK_LIMITS, Docker(image="repl-rl-no-such-image"), ())
         await launch.start()
 
     with pytest.raises(SandboxUnavailable, match=r"no image 'repl-rl-no-such-image'; docker pull repl-rl-no-such-im"):
@@ -215,8 +225,8 @@ def test_another_image_that_is_missing_is_refused_with_the_command_that_fetches_
 @pytest.mark.heavy
 @needs_docker
 def test_its_own_image_is_built_when_it_is_missing_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    _docker("tag", own_image(), "repl-rl-kept")
-    _docker("rmi", own_image())
+    _docker("tag", get_default_image(), "repl-rl-kept")
+    _docker("rmi", get_default_image())
 
     async def main() -> None:
         async with open_sandbox("docker", warm=0) as sandbox, sandbox.session() as session:
@@ -225,9 +235,9 @@ def test_its_own_image_is_built_when_it_is_missing_and_the_log_says_so(caplog: p
     try:
         asyncio.run(main())
     finally:
-        _docker("tag", "repl-rl-kept", own_image())
+        _docker("tag", "repl-rl-kept", get_default_image())
         _docker("rmi", "repl-rl-kept")
-    assert f"building the image {own_image()} on" in caplog.messages[0]
+    assert f"building the image {get_default_image()} on" in caplog.messages[0]
     assert any(message.startswith("Step 2/") for message in caplog.messages)
 
 
@@ -235,7 +245,7 @@ def test_its_own_image_is_built_when_it_is_missing_and_the_log_says_so(caplog: p
 def test_a_build_that_is_cancelled_ends_and_says_nothing_more() -> None:
     async def main() -> None:
         async with asyncio.timeout(60):
-            building = asyncio.create_task(build_missing())
+            building = asyncio.create_task(build_if_missing())
             await asyncio.sleep(0)  # it begins
             building.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -250,7 +260,7 @@ def test_a_base_that_cannot_be_had_is_named_with_one_command_that_helps(tmp_path
     with pytest.raises(
         SandboxUnavailable, match=r"built on repl-rl-no-such-base: .*; ('.*scripts/docker' up|repl-rl s)"
     ):
-        build(base="repl-rl-no-such-base", wheels=tmp_path)
+        build_image(base="repl-rl-no-such-base", wheels=tmp_path)
 
 
 @needs_docker
@@ -260,13 +270,15 @@ def test_a_build_that_fails_on_its_base_leaves_no_container_and_tells_how_to_giv
     with pytest.raises(
         SandboxUnavailable, match=r"could not be built on repl-rl-sandbox:.*; repl-rl sandbox build --wheels"
     ):
-        build(base=own_image(), wheels=tmp_path, tag="repl-rl-never")
+        build_image(base=get_default_image(), wheels=tmp_path, tag="repl-rl-never")
     assert _containers() == before
 
 
 def test_an_image_of_other_files_is_another_image() -> None:
-    assert named(b"FROM a", b"ipykernel==7.4.*") != named(b"FROM a", b"ipykernel==7.5.*")
-    assert own_image() == named(*(asset(f"sandbox/{name}").read_bytes() for name in ("Dockerfile", "requirements.txt")))
+    assert make_image_name(b"FROM a", b"ipykernel==7.4.*") != make_image_name(b"FROM a", b"ipykernel==7.5.*")
+    assert get_default_image() == make_image_name(
+        *(find_asset(f"sandbox/{name}").read_bytes() for name in ("Dockerfile", "requirements.txt"))
+    )
 
 
 SOUND = {
@@ -285,14 +297,14 @@ SOUND = {
     ],
 )
 def test_a_daemon_that_would_leave_out_a_hardening_is_refused(missing: dict[str, object], message: str) -> None:
-    refuse_weak(SOUND)
+    validate_hardening(SOUND)
     with pytest.raises(SandboxUnavailable, match=message):
-        refuse_weak(SOUND | missing)
+        validate_hardening(SOUND | missing)
 
 
 def test_a_folder_without_wheels_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="wheels"):
-        build(wheels=tmp_path)
+        build_image(wheels=tmp_path)
 
 
 CONNECTS = """
@@ -310,7 +322,7 @@ CHILD = "import subprocess, sys; subprocess.run([sys.executable, '-c', *sys.argv
 class Started:
     """A container of the daemon whose first process is one of this machine."""
 
-    attrs: Mapping[str, State]
+    attrs: Mapping[str, ContainerState]
     status: str = "running"
 
     def start(self) -> None: ...
@@ -329,7 +341,9 @@ def test_only_a_process_of_the_container_is_accepted_on_its_socket(
     address = str(tmp_path / "line")
 
     async def main(listener: socket.socket, first: "subprocess.Popen[bytes]") -> None:
-        with await accept(listener, RunningContainer(Started({"State": {"Pid": first.pid}}))) as accepted:
+        with await accept_from_container(
+            listener, RunningContainer(Started({"State": {"Pid": first.pid}}))
+        ) as accepted:
             accepted.settimeout(30)
             assert await asyncio.to_thread(accepted.recv, 16) == b"hello"
 
@@ -353,7 +367,7 @@ def test_a_container_that_has_ended_lets_nobody_in(tmp_path: Path) -> None:
     async def main(listener: socket.socket) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
             stranger.connect(str(tmp_path / "line"))
-            await accept(listener, RunningContainer(Started({"State": {"Pid": 0}}, status="exited")))
+            await accept_from_container(listener, RunningContainer(Started({"State": {"Pid": 0}}, status="exited")))
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(tmp_path / "line"))

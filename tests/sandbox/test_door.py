@@ -11,14 +11,14 @@ import zmq
 
 from repl_rl.errors import SandboxFault, SetupError
 from repl_rl.sandbox.base import Limits
-from repl_rl.sandbox.door import Door
-from repl_rl.tasks.workspace import Workspace
+from repl_rl.sandbox.fork_server_client import SpawnSocket
+from repl_rl.tasks.task_workspace import Workspace
 
 
 async def born_too_late() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    door = Door(ours, context, lambda: "nothing", isolated=False)
+    door = SpawnSocket(ours, context, lambda: "nothing", isolated=False)
     asked = asyncio.create_task(door.open_console(Limits(), uid=0, decide=True))
     _, (console,), _, _ = await asyncio.to_thread(socket.recv_fds, theirs, 1 << 16, 1)
     with socket.socket(fileno=console) as born, ours, theirs:
@@ -40,9 +40,9 @@ async def refused_as_time_ran_out() -> None:
     """The process says why it ends in the moment in which its time is over, and the loop learns of both at once."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    door = Door(ours, context, lambda: "nothing", isolated=False)
+    door = SpawnSocket(ours, context, lambda: "nothing", isolated=False)
     limits = Limits(cpu_s=1)
-    asked = asyncio.create_task(door.prepare(Workspace(lines=("while True: pass",)), limits, uid=0))
+    asked = asyncio.create_task(door.prepare_workspace(Workspace(lines=("while True: pass",)), limits, uid=0))
     _, descriptors, _, _ = await asyncio.to_thread(socket.recv_fds, theirs, 1 << 16, 3)
     console, channel = (socket.socket(fileno=descriptor) for descriptor in descriptors[:2])
     os.close(descriptors[2])

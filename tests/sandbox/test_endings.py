@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from repl_rl.record.trajectory import LineStatus
 from repl_rl.sandbox import Limits, Sandbox, open_sandbox
+from repl_rl.trajectory.trajectory import LineStatus
 from tests.processes import wait_for
 
 ROOT = Path(__file__).parents[2]

@@ -13,12 +13,10 @@ from pathlib import Path
 import pytest
 
 from repl_rl.errors import ConfigError, SandboxFault, SandboxUnavailable
-from repl_rl.machine.assets import asset
 from repl_rl.sandbox import Limits, open_sandbox
-from repl_rl.sandbox.forkserver import ForkServer
-from repl_rl.sandbox.pool import Pool
-from repl_rl.sandbox.process import ProcessLaunch
-from repl_rl.sandbox.served import SharedServer
+from repl_rl.sandbox.console_pool import ConsolePool, SharedForkServer
+from repl_rl.sandbox.fork_server_client import ForkServer, ProcessLauncher
+from repl_rl.utils.package_data import find_asset
 
 
 def test_without_bubblewrap_local_refuses_and_names_three_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,12 +49,13 @@ WITHOUT_SECCOMP = """#!/bin/sh
 '''
 import os, struct, sys
 sys.path.insert(0, {package!r})
-from repl_kernel import system
+from repl_kernel import libc_calls
 PRCTL, SET_SECCOMP, EINVAL = {prctl}, 22, 22
 program = [(0x20, 0, 0, 0), (0x15, 0, 3, PRCTL), (0x20, 0, 0, 16), (0x15, 0, 1, SET_SECCOMP),
            (0x06, 0, 0, 0x50000 | EINVAL), (0x06, 0, 0, 0x7FFF0000)]
-system.no_new_privileges()
-system.install_filter(system.Filter(b"".join(struct.pack("HBBI", *instruction) for instruction in program)))
+libc_calls.forbid_new_privileges()
+packed = b"".join(struct.pack("HBBI", *instruction) for instruction in program)
+libc_calls.install_seccomp_filter(libc_calls.Filter(packed))
 os.execv({bwrap!r}, [{bwrap!r}, *sys.argv[1:]])
 """
 """A bubblewrap on a kernel that knows no seccomp filters: it refuses them with EINVAL. The interpreter's path may hold
@@ -69,7 +68,7 @@ def test_a_machine_without_seccomp_is_refused_at_the_start_and_not_at_the_first_
     fake = tmp_path / "bwrap"
     script = WITHOUT_SECCOMP.format(
         python=shlex.quote(sys.executable),
-        package=str(asset("sandbox")),
+        package=str(find_asset("sandbox")),
         prctl={"x86_64": 157, "aarch64": 167}[platform.machine()],
         bwrap=shutil.which("bwrap"),
     )
@@ -99,8 +98,8 @@ def test_a_module_that_cannot_be_preloaded_is_named_at_the_start() -> None:
 
 
 def test_a_program_that_is_not_there_is_refused_with_the_remedy_and_leaves_nothing_open() -> None:
-    launch = ProcessLaunch(
-        ("/no/such/program", "{fd}"), isolated=False, own_uids=False, remedy_for=lambda _: "install it"
+    launch = ProcessLauncher(
+        ("/no/such/program", "{fd}"), isolates_consoles=False, uses_own_uids=False, find_remedy=lambda _: "install it"
     )
     before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(SandboxUnavailable, match=r"^/no/such/program cannot be started: .*; install it$"):
@@ -115,12 +114,12 @@ def test_a_fork_server_that_cannot_be_replaced_is_a_fault_for_who_waits_for_a_co
     program.write_text(f'#!/bin/sh\n{full}\nexec {python} "$@"\n')
     program.chmod(0o755)
     options = json.dumps({"isolate": False, "preload": []})
-    command = (str(program), str(asset("sandbox/repl_kernel/zygote.py")), "{fd}", options)
-    launch = ProcessLaunch(command, isolated=False, own_uids=False, remedy_for=lambda _: "make room")
+    command = (str(program), str(find_asset("sandbox/repl_kernel/fork_server_main.py")), "{fd}", options)
+    launch = ProcessLauncher(command, isolates_consoles=False, uses_own_uids=False, find_remedy=lambda _: "make room")
 
     async def main() -> None:
         server = await ForkServer.start(launch)
-        pool = Pool(SharedServer(launch, Limits(), server, patience_s=()).open, warm=0, starting=1)
+        pool = ConsolePool(SharedForkServer(launch, Limits(), server, patience_s=()).open_console, warm=0, starting=1)
         async with pool.lease() as session:
             assert (await session.push("6 * 7")).text == "42\n"
         gone.touch()

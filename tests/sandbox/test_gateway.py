@@ -16,13 +16,17 @@ import psutil
 import pytest
 
 from repl_rl.errors import ConfigError, SandboxFault, SandboxLost, SandboxUnavailable, SetupError
-from repl_rl.record.trajectory import LineStatus
 from repl_rl.sandbox import Limits, SandboxSession, open_sandbox
-from repl_rl.sandbox.conformance import Row, doctest_transcripts, edge_transcripts, fidelity, run
-from repl_rl.sandbox.conformance.workspaces import Given
-from repl_rl.sandbox.gateway.address import TOKEN, URL, Address
-from repl_rl.sandbox.gateway.kernels import Kernels
-from repl_rl.sandbox.gateway.link import KernelLink
+from repl_rl.sandbox.conformance import (
+    SandboxCheckResult,
+    check_fidelity,
+    load_doctest_transcripts,
+    load_edge_transcripts,
+    run_suite,
+)
+from repl_rl.sandbox.conformance.limits_and_workspaces import FixtureWorkspace
+from repl_rl.sandbox.jupyter_gateway.gateway_console import TOKEN, URL, GatewayAddress, GatewayKernels, KernelWebSocket
+from repl_rl.trajectory.trajectory import LineStatus
 from tests.processes import wait_for
 from tests.sandbox.servers import KERNEL_GATEWAY, OURS, SEALED, SERVER, STOCK, Server, free_port, server
 
@@ -50,7 +54,7 @@ def test_a_console_on_a_jupyter_server_speaks_like_any_other(here: Server) -> No
         async with console() as session:
             results = [await session.push(line) for line in lines]
             assert [result.text for result in results[:5]] == ["", "42\n", "", "", "0\n1\n"]
-            assert [result.more for result in results] == [False, False, True, True, *[False] * 4]
+            assert [result.incomplete for result in results] == [False, False, True, True, *[False] * 4]
             assert results[5].text.startswith('Traceback (most recent call last):\n  File "<stdin>", line 1')
             assert results[6].text.endswith("EOFError: EOF when reading a line\n")
             assert results[7].text == "\U0001f600\n"
@@ -105,7 +109,7 @@ def test_what_is_wrong_with_a_server_is_told_before_anything_starts(
 @pytest.mark.heavy
 @pytest.mark.alone
 def test_a_workspace_is_made_on_the_server_and_a_bad_one_is_refused_with_its_line(here: Server) -> None:
-    given = Given({"rows": [1, 2]}, {"data/a.txt": b"hello"}, "import math", "half = lambda n: n / 2")
+    given = FixtureWorkspace({"rows": [1, 2]}, {"data/a.txt": b"hello"}, "import math", "half = lambda n: n / 2")
 
     async def work() -> None:
         async with open_sandbox("gateway", limits=LIMITS, warm=0) as sandbox:
@@ -113,7 +117,7 @@ def test_a_workspace_is_made_on_the_server_and_a_bad_one_is_refused_with_its_lin
                 seen = await session.push("half(sum(rows)), open('data/a.txt').read(), math.pi > 3")
                 assert seen.text == "(1.5, 'hello', True)\n"
             with pytest.raises(SetupError, match=r"line 2.*it raises ZeroDivisionError"):
-                async with sandbox.prepared(Given(None, None, "x = 1", "1 / 0")):  # type: ignore[attr-defined]
+                async with sandbox.prepared(FixtureWorkspace(None, None, "x = 1", "1 / 0")):  # type: ignore[attr-defined]
                     pass
 
     asyncio.run(work())
@@ -143,9 +147,11 @@ def test_a_strange_answer_of_a_server_is_an_answer(sent: bytes, status: int, err
 
             serving = threading.Thread(target=serve)
             serving.start()
-            kernels = await Kernels.on(Address(f"http://127.0.0.1:{listener.getsockname()[1]}", "", ""))
+            kernels = await GatewayKernels.connect(
+                GatewayAddress(f"http://127.0.0.1:{listener.getsockname()[1]}", "", "")
+            )
             async with asyncio.timeout(30):
-                answer = await kernels.specs()
+                answer = await kernels.list_specs()
             await kernels.close()
             await asyncio.to_thread(serving.join)
         assert (answer.status, error in answer.error) == (status, True), answer.error
@@ -163,8 +169,8 @@ def test_requests_fail_if_the_answers_of_the_process_cannot_be_read() -> None:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", program, stdin=pipe, stdout=pipe, stderr=null
         )
-        kernels = Kernels(process)
-        asked = asyncio.gather(kernels.specs(), kernels.start(""), return_exceptions=True)
+        kernels = GatewayKernels(process)
+        asked = asyncio.gather(kernels.list_specs(), kernels.start_kernel(""), return_exceptions=True)
         async with asyncio.timeout(30):
             assert [type(answer) for answer in await asked] == [SandboxLost] * 2
         await kernels.close()
@@ -223,10 +229,10 @@ class _Client:
     ("stdin_channel", {"parent_header": [], "content": {"prompt": ""}}),
 ])  # fmt: skip
 def test_a_kernel_that_sends_wrong_fields_is_a_fault_of_its_console(channel: str, message: dict[str, object]) -> None:
-    link = KernelLink(Address("http://127.0.0.1:1", "", ""), "1")
+    link = KernelWebSocket(GatewayAddress("http://127.0.0.1:1", "", ""), "1")
     link._client = _Client(channel, {"parent_header": {"msg_id": "asked"}, **message})
     with pytest.raises(SandboxFault) as raised:
-        link.ask("", "", 30.0, str)
+        link.run_and_read("", "", 30.0, str)
     assert raised.type is SandboxFault
 
 
@@ -261,7 +267,7 @@ def test_a_console_that_floods_its_relay_is_killed_at_the_deadline(here: Server)
 def test_an_address_is_said_by_the_environment_and_never_with_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN, "s3cret")
     monkeypatch.setenv(URL, "https://host/user/me/#python3")
-    assert Address.named() == Address("https://host/user/me", "python3", "s3cret")
+    assert GatewayAddress.from_environment() == GatewayAddress("https://host/user/me", "python3", "s3cret")
     for url in ("http://host:8888/?token=s3cret", "http://me:s3cret@host:8888"):
         monkeypatch.setenv(URL, url)
         with pytest.raises(ConfigError, match="put the token into JUPYTER_GATEWAY_AUTH_TOKEN") as raised:
@@ -346,7 +352,7 @@ def _running(running: Server) -> bool:
     return any(kernel["execution_state"] == "busy" for kernel in running.kernels())
 
 
-def _wrong(rows: list[Row]) -> list[Row]:
+def _wrong(rows: list[SandboxCheckResult]) -> list[SandboxCheckResult]:
     return [row for row in rows if not row.passed]
 
 
@@ -358,7 +364,7 @@ def _wrong(rows: list[Row]) -> list[Row]:
 ])  # fmt: skip
 def test_every_promise_is_kept(program: str, kernel: str, tmp_path: Path) -> None:
     with server(tmp_path, program) as running, running.named(kernel):
-        rows = asyncio.run(run("gateway", doctests=2))
+        rows = asyncio.run(run_suite("gateway", doctests=2))
         assert _wrong(rows) == []
         assert {"limits", "host functions", "workspace", "workspace, limits"} <= {row.section for row in rows}
         assert running.kernels() == []
@@ -370,13 +376,13 @@ def test_every_promise_is_kept(program: str, kernel: str, tmp_path: Path) -> Non
     (SERVER, STOCK), (KERNEL_GATEWAY, STOCK), (SERVER, OURS), (KERNEL_GATEWAY, SEALED),
 ])  # fmt: skip
 def test_a_thousand_doctests_are_printed_byte_for_byte(program: str, kernel: str, tmp_path: Path) -> None:
-    cases = doctest_transcripts()
-    assert sum(case.examples for case in cases) >= 1000
+    cases = load_doctest_transcripts()
+    assert sum(case.example_count for case in cases) >= 1000
 
-    async def work() -> list[Row]:
+    async def work() -> list[SandboxCheckResult]:
         async with open_sandbox("gateway", starting=2) as sandbox:
-            rows = await fidelity(sandbox, edge_transcripts(), "corner cases")
-            return rows + await fidelity(sandbox, cases, "doctests")
+            rows = await check_fidelity(sandbox, load_edge_transcripts(), "corner cases")
+            return rows + await check_fidelity(sandbox, cases, "doctests")
 
     with server(tmp_path, program) as running, running.named(kernel):
         rows = asyncio.run(work())

@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 import pytest
 
 from repl_rl.errors import ConfigError
-from repl_rl.record.trajectory import LineStatus
-from repl_rl.sandbox import Limits, PushResult, open_sandbox
+from repl_rl.sandbox import Limits, LineResult, open_sandbox
 from repl_rl.sandbox.base import SandboxSession
-from repl_rl.sandbox.client import ConsoleSession
-from repl_rl.sandbox.conformance import Row, host_calls
+from repl_rl.sandbox.conformance import SandboxCheckResult, check_host_calls
+from repl_rl.sandbox.console_client import ConsoleSession
+from repl_rl.trajectory.trajectory import LineStatus
 
 LIMITS = replace(Limits(), line_timeout_s=1.0, interrupt_grace_s=0.4)
 FORGE = (
-    "import gc, zmq, sys; from repl_kernel import wire, host",
-    "c = [o for o in gc.get_objects() if isinstance(o, host.HostChannel)][0]",
+    "import gc, zmq, sys; from repl_kernel import wire, host_function_stubs",
+    "c = [o for o in gc.get_objects() if isinstance(o, host_function_stubs.HostChannel)][0]",
 )
 """A line finds the channel and the key of its own console."""
 
@@ -34,7 +34,7 @@ class Adder:
         self.cancelled = 0
         self.open = asyncio.Event()
 
-    async def answer(self, call: bytes) -> bytes:
+    async def answer_call(self, call: bytes) -> bytes:
         self.calls += 1
         told = json.loads(call)
         if told["name"] == "wait":
@@ -56,7 +56,7 @@ class Talk:
     host: Adder
     sibling: SandboxSession
 
-    async def say(self, *lines: str) -> PushResult:
+    async def say(self, *lines: str) -> LineResult:
         for line in lines:
             result = await self.session.push(line)
         return result
@@ -71,16 +71,16 @@ async def talk(kind: str = "unsafe", limits: Limits = LIMITS) -> AsyncIterator[T
     ):
         assert isinstance(session, ConsoleSession)
         host = Adder()
-        session.offer(host)
+        session.offer_functions(host)
         yield Talk(session, host, sibling)
         assert (await sibling.push("6 * 7")).text == "42\n"
 
 
 @pytest.mark.parametrize("kind", ["unsafe", "local"])
 def test_a_sandbox_passes_the_conformance_suite_of_host_functions(kind: str) -> None:
-    async def main() -> list[Row]:
+    async def main() -> list[SandboxCheckResult]:
         async with open_sandbox(kind, warm=0) as sandbox:
-            return await host_calls(sandbox)
+            return await check_host_calls(sandbox)
 
     rows = asyncio.run(main())
     assert len(rows) == 5
@@ -259,7 +259,7 @@ def test_hostile_use_of_the_channel_ends_as_documented_and_a_sibling_does_not_no
     refused = status is LineStatus.EXCEPTION  # however slow the machine: 100 MB take their time
     limits = replace(LIMITS, line_timeout_s=20.0) if refused else LIMITS
 
-    async def main() -> PushResult:
+    async def main() -> LineResult:
         async with talk(limits=limits) as t:
             return await t.say(*lines)
 
@@ -280,13 +280,13 @@ def test_calls_that_nobody_waits_for_are_cancelled_with_their_line() -> None:
 
 def test_an_error_of_the_host_itself_ends_the_push_that_met_it() -> None:
     class Broken(Adder):
-        async def answer(self, call: bytes) -> bytes:
+        async def answer_call(self, call: bytes) -> bytes:
             raise ConfigError("host", "broken", "correct it")
 
     async def main() -> None:
         async with open_sandbox("unsafe", limits=LIMITS, warm=0) as sandbox, sandbox.session() as session:
             assert isinstance(session, ConsoleSession)
-            session.offer(Broken())
+            session.offer_functions(Broken())
             with pytest.raises(ConfigError, match="correct it"):
                 await session.push("add(1)")
             assert session.ended
@@ -300,6 +300,6 @@ def test_functions_are_offered_before_the_first_line_or_not_at_all() -> None:
             assert isinstance(session, ConsoleSession)
             await session.push("1")
             with pytest.raises(ConfigError, match="before the first line"):
-                session.offer(Adder())
+                session.offer_functions(Adder())
 
     asyncio.run(main())

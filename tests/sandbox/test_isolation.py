@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.machine.assets import asset
-from repl_rl.record.line import LineStatus
 from repl_rl.sandbox import Limits, open_sandbox
-from repl_rl.sandbox.base import PushResult
-from repl_rl.sandbox.conformance import Row, isolation, limits
-from repl_rl.sandbox.conformance.limits import CHECK_LIMITS
+from repl_rl.sandbox.base import LineResult
+from repl_rl.sandbox.conformance import SandboxCheckResult, check_isolation, check_limits
+from repl_rl.sandbox.conformance.limits_and_workspaces import CHECK_LIMITS
+from repl_rl.trajectory.trajectory import LineStatus
+from repl_rl.utils.package_data import find_asset
 from tests.processes import descendants, wait_for
 from tests.sandbox.places import ask, environment, site_packages
 
@@ -98,14 +98,14 @@ os.register_at_fork(before=lambda: forked.append(libc.prctl(3, 0, 0, 0, 0)))  # 
 """
 
 
-def _failed(rows: list[Row]) -> str:
+def _failed(rows: list[SandboxCheckResult]) -> str:
     return "\n".join(f"{row.name}: {row.detail}" for row in rows if not row.passed)
 
 
 def test_a_local_console_sees_and_reaches_nothing_of_the_host_or_of_a_sibling() -> None:
-    async def main() -> list[Row]:
+    async def main() -> list[SandboxCheckResult]:
         async with open_sandbox("local", warm=2) as sandbox:
-            return await isolation(sandbox)
+            return await check_isolation(sandbox)
 
     rows = asyncio.run(main())
     assert len(rows) >= 86
@@ -133,8 +133,8 @@ def test_ordinary_programs_still_work() -> None:
     assert asyncio.run(main()) == list(STILL_WORK)
 
 
-def _push_all(lines: Sequence[str], limits: Limits | None = None) -> list[PushResult]:
-    async def main() -> list[PushResult]:
+def _push_all(lines: Sequence[str], limits: Limits | None = None) -> list[LineResult]:
+    async def main() -> list[LineResult]:
         async with (
             open_sandbox("local", limits=limits or Limits(line_timeout_s=60), warm=0) as sandbox,
             sandbox.session() as session,
@@ -163,9 +163,9 @@ def test_signals_that_wait_are_few() -> None:
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_the_filters_of_both_machines_and_of_docker_refuse_the_same_arguments(machine: str) -> None:
-    ours = runpy.run_path(str(asset("sandbox/repl_kernel/seccomp.py")))
+    ours = runpy.run_path(str(find_asset("sandbox/repl_kernel/seccomp.py")))
     refusals: dict[str, tuple[dict[str, int], dict[int, tuple[int, ...]]]] = ours["REFUSED_ARGUMENTS"]
-    profile = json.loads(asset("sandbox/seccomp.json").read_text())["syscalls"]
+    profile = json.loads(find_asset("sandbox/seccomp.json").read_text())["syscalls"]
     by_docker = {
         (name, rule["args"][0]["index"], rule["args"][0]["valueTwo"])
         for rule in profile
@@ -181,7 +181,7 @@ def test_the_filters_of_both_machines_and_of_docker_refuse_the_same_arguments(ma
     assert by_docker == {*here}
     # Docker's own processes inside need these, before they apply the filter.
     needed = {"mount", "seccomp", "sethostname", "umount2", "unshare"}
-    assert {*profile[0]["names"]} == {*ours["denied"]()} - needed
+    assert {*profile[0]["names"]} == {*ours["list_denied_calls"]()} - needed
     pair = next(rule for rule in profile if rule["names"] == ["socketpair"])
     assert pair["args"] == [{"index": 0, "value": 1, "op": "SCMP_CMP_NE"}]
     code = ours["program"](machine)
@@ -221,9 +221,9 @@ def test_a_console_that_ignores_the_signal_of_the_cpu_limit_times_out_too() -> N
 
 
 def test_the_probes_notice_a_sandbox_that_isolates_nothing() -> None:
-    async def main() -> list[Row]:
+    async def main() -> list[SandboxCheckResult]:
         async with open_sandbox("unsafe", warm=2) as sandbox:
-            return await isolation(sandbox)
+            return await check_isolation(sandbox)
 
     failed = [row.name for row in asyncio.run(main()) if not row.passed]
     assert {"no new privileges", "seccomp filter is on", "no process of the host", "no file of the host"} <= {*failed}
@@ -261,7 +261,7 @@ at the limit, so one other process alone never makes the console exceed it."""
 def test_processes_that_hide_from_the_count_use_up_the_cpu_time_too(seconds: float, most_s: float) -> None:
     """The system counts in steps of 0.01 s, and keeps nothing of what ended where SIGCHLD is ignored."""
 
-    async def main() -> tuple[PushResult, float]:
+    async def main() -> tuple[LineResult, float]:
         limits, used_s = Limits(cpu_s=1), 0.0
         async with open_sandbox("local", limits=limits, warm=0) as sandbox, sandbox.session() as session:
             for line in HIDE.replace("SECONDS", str(seconds)).split("\n")[1:]:
@@ -278,7 +278,7 @@ def test_processes_that_hide_from_the_count_use_up_the_cpu_time_too(seconds: flo
 
 @pytest.mark.parametrize("spin", SPIN)
 def test_a_console_that_works_between_its_lines_is_ended_while_nobody_sends_one(spin: str) -> None:
-    async def main() -> tuple[PushResult, PushResult]:
+    async def main() -> tuple[LineResult, LineResult]:
         limits, others = Limits(cpu_s=1), {*descendants(os.getpid())}
         async with open_sandbox("local", limits=limits, warm=0) as sandbox, sandbox.session() as session:
             await session.push("import os, threading")
@@ -294,8 +294,8 @@ def test_a_console_that_works_between_its_lines_is_ended_while_nobody_sends_one(
 
 
 def test_every_limit_ends_in_its_own_status() -> None:
-    async def main() -> list[Row]:
+    async def main() -> list[SandboxCheckResult]:
         async with open_sandbox("local", limits=CHECK_LIMITS, warm=2) as sandbox:
-            return await limits(sandbox)
+            return await check_limits(sandbox)
 
     assert not _failed(asyncio.run(main()))

@@ -11,7 +11,7 @@ import zmq
 from jupyter_client.manager import KernelManager
 
 from repl_rl.sandbox.conformance.isolation import HOMES
-from repl_rl.sandbox.wire import Wire
+from repl_rl.sandbox.line_status import JupyterWire
 from tests.processes import wait_for
 from tests.sandbox.clients import TIMEOUT_S, Client, installed, launched, started
 
@@ -302,7 +302,7 @@ def test_the_mode_goes_with_the_request_lines_keep_their_merged_text(kernel: Cli
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     connection = kernel.manager.get_connection_info()
     socket.connect(f"tcp://{connection['ip']}:{connection['shell_port']}")
-    wire = Wire(kernel.client.session.key.decode())
+    wire = JupyterWire(kernel.client.session.key.decode())
     program = "import sys; print('a'); print('b', file=sys.stderr); print('c'); 1/0"
     merged = 'a\nb\nc\nTraceback (most recent call last):\n  File "<stdin>", line 1, in <module>\n'
     merged += "ZeroDivisionError: division by zero\n"
@@ -310,11 +310,11 @@ def test_the_mode_goes_with_the_request_lines_keep_their_merged_text(kernel: Cli
         for _ in range(2):
             ran = kernel.run(program)
             assert (ran.text("stdout"), ran.text("stderr"), ran.kinds[-1]) == ("a\nc\n", "b\n", "error")
-            header, frames = wire.request(program)
+            header, frames = wire.encode_request(program)
             socket.send_multipart(frames)
             assert socket.poll(int(TIMEOUT_S * 1000))
-            reply = wire.reply(socket.recv_multipart(), header)
+            reply = wire.decode_reply(socket.recv_multipart(), header)
             assert reply is not None
-            assert (reply.text, reply.outcome) == (merged, "exception")
+            assert (reply.text, reply.claimed_outcome) == (merged, "exception")
     finally:
         socket.close(0)

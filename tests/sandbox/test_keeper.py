@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from repl_rl.sandbox.keeper import KeeperLink
+from repl_rl.sandbox.console_client import SupervisorClient
 
 
 @pytest.fixture
@@ -21,10 +21,10 @@ def victim() -> Iterator["subprocess.Popen[bytes]"]:
         process.kill()
 
 
-async def told(packet: bytes, *handed: int) -> KeeperLink:
+async def told(packet: bytes, *handed: int) -> SupervisorClient:
     """A link that its supervisor, this process, told of its birth."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    link = KeeperLink(ours, isolated=True, max_text_bytes=4096)
+    link = SupervisorClient(ours, isolated=True, max_text_bytes=4096)
     with theirs:
         socket.send_fds(theirs, [packet], list(handed))
         theirs.send(b"R")
@@ -40,7 +40,7 @@ def test_a_process_that_is_not_the_sender_is_neither_believed_nor_killed(
         link = await told(b"B", handle, folder)
         link.destroy()
         link.close()
-        assert link.death is not None
+        assert link.exit_info is not None
         os.close(folder)
         assert not select.select([handle], [], [], 0.2)[0], "it still lives"
         os.close(handle)
@@ -69,10 +69,10 @@ def test_a_process_that_has_ended_before_its_birth_is_read_has_its_own_status(
         subprocess.run(command, pass_fds=[theirs.fileno()], check=True)
 
     async def main() -> None:
-        link = KeeperLink(ours, isolated=True, max_text_bytes=4096)
+        link = SupervisorClient(ours, isolated=True, max_text_bytes=4096)
         await link.ready
-        assert link.death is not None
-        assert link.death.code == 3
+        assert link.exit_info is not None
+        assert link.exit_info.code == 3
         link.destroy()
         link.close()
 
@@ -88,7 +88,7 @@ def test_a_handle_of_a_process_that_has_ended_is_not_believed_from_one_that_live
         victim.kill()
         victim.wait()
         link = await told(b"B", handle, folder)
-        assert link.death is not None
+        assert link.exit_info is not None
         link.close()
         os.close(handle)
         os.close(folder)
@@ -102,7 +102,7 @@ def test_a_birth_without_both_handles_is_a_death(count: int) -> None:
     async def main() -> None:
         handles = [os.open("/tmp", os.O_PATH) for _ in range(count)]
         link = await told(b"B", *handles)
-        assert link.death is not None
+        assert link.exit_info is not None
         link.close()
         for handle in handles:
             os.close(handle)
@@ -115,7 +115,7 @@ def test_what_is_no_handle_of_a_process_is_a_death(path: str) -> None:
     async def main() -> None:
         handle, folder = os.open(path, os.O_RDONLY), os.open("/tmp", os.O_PATH)
         link = await told(b"B", handle, folder)
-        assert link.death is not None
+        assert link.exit_info is not None
         link.destroy()
         link.close()
         os.close(handle)
@@ -128,16 +128,16 @@ def test_what_is_no_handle_of_a_process_is_a_death(path: str) -> None:
 def test_packets_that_no_supervisor_sends_are_a_death(packets: list[bytes]) -> None:
     async def main() -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        link = KeeperLink(ours, isolated=True, max_text_bytes=4096)
+        link = SupervisorClient(ours, isolated=True, max_text_bytes=4096)
         died = asyncio.Event()
         link.on_death = died.set
         with theirs:
             for packet in packets:
                 theirs.send(packet)
-                link._read()
+                link._read_packets()
             await asyncio.wait_for(died.wait(), 30)
-        assert link.death is not None
-        assert link.death.code is None
+        assert link.exit_info is not None
+        assert link.exit_info.code is None
         link.close()
 
     asyncio.run(main())
@@ -146,14 +146,14 @@ def test_packets_that_no_supervisor_sends_are_a_death(packets: list[bytes]) -> N
 def test_a_supervisor_that_sends_for_ever_leaves_the_loop_to_others() -> None:
     async def main() -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        link = KeeperLink(ours, isolated=True, max_text_bytes=4096)
+        link = SupervisorClient(ours, isolated=True, max_text_bytes=4096)
         with theirs:
             for packet in [b"S"] * 100 + [b"R"]:
                 theirs.send(packet)
-            link._read()
+            link._read_packets()
             assert not link.ready.done(), "it reads a part, and returns to the loop"
             await link.ready
-        assert link.death is None
+        assert link.exit_info is None
         link.close()
 
     asyncio.run(main())

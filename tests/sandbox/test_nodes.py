@@ -11,31 +11,46 @@ import pytest
 
 from repl_rl.cli.train import TrainConfig
 from repl_rl.errors import ConfigError, SandboxFault, SandboxLost, SandboxUnavailable, SetupError
-from repl_rl.record.trajectory import LineStatus
-from repl_rl.sandbox import Births, Limits, Nodes, open_sandbox
-from repl_rl.sandbox.conformance.host import HOST_CHECKS, run_host_check
-from repl_rl.sandbox.conformance.workspaces import KEPT, WORKSPACE_CHECKS, Given, run_workspace_check
-from repl_rl.sandbox.nodes import cluster_address
-from repl_rl.sandbox.nodes.hosts import Waits, Wanted
-from repl_rl.sandbox.nodes.leases import Leases
-from repl_rl.sandbox.nodes.ray import CONSOLES
-from repl_rl.sandbox.nodes.served import HostedSandbox, serve_on
-from repl_rl.sandbox.nodes.session import HostedSession
-from repl_rl.settings.arguments import parse
+from repl_rl.ray.config import Nodes, read_cluster_address
+from repl_rl.ray.console_actors import CONSOLES
+from repl_rl.ray.console_sandbox import (
+    HostedSandbox,
+    HostedSession,
+    HostSpec,
+    HostTimeouts,
+    LeaseQueue,
+    open_hosted_sandbox,
+)
+from repl_rl.sandbox import Limits, SandboxOptions, open_sandbox
+from repl_rl.sandbox.conformance import HOST_CHECKS, run_host_check
+from repl_rl.sandbox.conformance.limits_and_workspaces import (
+    KEPT,
+    WORKSPACE_CHECKS,
+    FixtureWorkspace,
+    run_workspace_check,
+)
+from repl_rl.settings.argument_parser import parse
+from repl_rl.trajectory.trajectory import LineStatus
 from tests.documents import PAGES
 from tests.processes import wait_for
 from tests.sandbox.machines import MemoryHost, MemoryMachines
 
-WAITS = Waits(look_s=0.02, beat_s=0.02, lost_s=5, pauses_s=(0.02, 0.02), end_s=20)
+WAITS = HostTimeouts(
+    poll_interval_s=0.02,
+    heartbeat_interval_s=0.02,
+    heartbeat_timeout_s=5,
+    restart_delays_s=(0.02, 0.02),
+    end_timeout_s=20,
+)
 LIMITS = replace(Limits(), line_timeout_s=1.0, interrupt_grace_s=0.3)
 
 
 @asynccontextmanager
 async def consoles(
-    machines: MemoryMachines, most: int = 8, limits: Limits = LIMITS, waits: Waits = WAITS
+    machines: MemoryMachines, most: int = 8, limits: Limits = LIMITS, waits: HostTimeouts = WAITS
 ) -> AsyncIterator[HostedSandbox]:
-    births = Births(limits, (), 0, 2)
-    async with serve_on(machines, Wanted("unsafe", births, most, waits)) as sandbox:
+    births = SandboxOptions(limits, (), 0, 2)
+    async with open_hosted_sandbox(machines, HostSpec("unsafe", births, most, waits)) as sandbox:
         yield sandbox
     await machines.settle()
 
@@ -48,41 +63,41 @@ async def until(condition: Callable[[], object]) -> None:
 # which machine is next
 
 
-async def _taken(leases: Leases[str], count: int) -> list[str]:
-    return [await leases.take() for _ in range(count)]
+async def _taken(leases: LeaseQueue[str], count: int) -> list[str]:
+    return [await leases.acquire() for _ in range(count)]
 
 
 def test_places_are_spread_evenly_and_no_machine_holds_more_than_it_may() -> None:
     async def work() -> None:
-        leases = Leases[str](2)
+        leases = LeaseQueue[str](2)
         for name in "abc":
-            leases.join(name)
+            leases.add_host(name)
         assert await _taken(leases, 6) == ["a", "b", "c", "a", "b", "c"]
-        seventh = asyncio.create_task(leases.take())
+        seventh = asyncio.create_task(leases.acquire())
         await asyncio.sleep(0)
         assert not seventh.done()
-        leases.give("b")
+        leases.release("b")
         assert await seventh == "b"
-        assert leases.held == {"a": 2, "b": 2, "c": 2}
+        assert leases.leases_per_host == {"a": 2, "b": 2, "c": 2}
 
     asyncio.run(work())
 
 
 def test_a_machine_that_comes_takes_those_who_wait_in_the_order_in_which_they_came() -> None:
     async def work() -> None:
-        leases, served = Leases[str](3), list[int]()
+        leases, served = LeaseQueue[str](3), list[int]()
 
         async def wait(number: int) -> None:
-            await leases.take()
+            await leases.acquire()
             served.append(number)
 
         tasks = [asyncio.create_task(wait(number)) for number in range(5)]
         await asyncio.sleep(0)
-        assert leases.waiting == 5
-        leases.join("a")
+        assert leases.waiting_count == 5
+        leases.add_host("a")
         await until(lambda: len(served) == 3)
-        leases.give("a")
-        leases.give("a")
+        leases.release("a")
+        leases.release("a")
         await asyncio.gather(*tasks)
         assert served == [0, 1, 2, 3, 4]
 
@@ -91,34 +106,34 @@ def test_a_machine_that_comes_takes_those_who_wait_in_the_order_in_which_they_ca
 
 def test_who_stops_waiting_takes_no_place_even_when_it_was_his_already() -> None:
     async def work() -> None:
-        leases = Leases[str](1)
-        leases.join("a")
-        await leases.take()
-        first, second = asyncio.create_task(leases.take()), asyncio.create_task(leases.take())
+        leases = LeaseQueue[str](1)
+        leases.add_host("a")
+        await leases.acquire()
+        first, second = asyncio.create_task(leases.acquire()), asyncio.create_task(leases.acquire())
         await asyncio.sleep(0)
-        leases.give("a")  # the place is the first one's, who does not know it yet
+        leases.release("a")  # the place is the first one's, who does not know it yet
         first.cancel()
         assert await second == "a"
         assert first.cancelled()
-        assert leases.held == {"a": 1}
+        assert leases.leases_per_host == {"a": 1}
 
     asyncio.run(work())
 
 
 def test_places_of_a_machine_that_is_gone_are_gone_and_whoever_is_refused_may_come_again() -> None:
     async def work() -> None:
-        leases = Leases[str](1)
-        leases.join("a")
-        await leases.take()
-        leases.leave("a")
-        leases.give("a")
-        waiting = asyncio.create_task(leases.take())
+        leases = LeaseQueue[str](1)
+        leases.add_host("a")
+        await leases.acquire()
+        leases.remove_host("a")
+        leases.release("a")
+        waiting = asyncio.create_task(leases.acquire())
         await asyncio.sleep(0)
-        leases.refuse(lambda: SandboxLost("none"))
+        leases.fail_waiting(lambda: SandboxLost("none"))
         with pytest.raises(SandboxLost):
             await waiting
-        leases.join("b")
-        assert await leases.take() == "b"
+        leases.add_host("b")
+        assert await leases.acquire() == "b"
 
     asyncio.run(work())
 
@@ -149,9 +164,9 @@ def test_a_bad_workspace_is_refused_with_its_line_and_takes_no_place() -> None:
         async with consoles(MemoryMachines("a"), most=1) as sandbox:
             for _ in range(2):
                 with pytest.raises(SetupError, match=r"line 2.*ZeroDivisionError"):
-                    async with sandbox.prepared(Given(None, None, "x = 1", "1 / 0")):
+                    async with sandbox.open_workspace_session(FixtureWorkspace(None, None, "x = 1", "1 / 0")):
                         pass
-            async with sandbox.prepared(KEPT) as session:
+            async with sandbox.open_workspace_session(KEPT) as session:
                 assert (await session.push("rows")).text == "[1, 2, 3]\n"
 
     asyncio.run(work())
@@ -179,19 +194,19 @@ class Failing:
     functions = {"ask": "ask()"}  # noqa: RUF012
     argument_bytes = 100
 
-    async def answer(self, call: bytes) -> bytes:
+    async def answer_call(self, call: bytes) -> bytes:
         raise SandboxFault(f"ours broke on {call[:8]!r}")
 
 
 def test_an_error_of_ours_in_a_host_function_ends_the_line_and_rises() -> None:
     async def work() -> None:
         async with consoles(MemoryMachines("a")) as sandbox, sandbox.session() as session:
-            session.offer(Failing())
+            session.offer_functions(Failing())
             with pytest.raises(SandboxFault, match="ours broke"):
                 await session.push("ask()")
             assert session.ended
             with pytest.raises(ConfigError, match="offer host functions before the first line"):
-                session.offer(Failing())
+                session.offer_functions(Failing())
 
     asyncio.run(work())
 
@@ -205,7 +220,7 @@ class Asked:
     def __init__(self) -> None:
         self.begun, self.over = asyncio.Event(), asyncio.Event()
 
-    async def answer(self, call: bytes) -> bytes:
+    async def answer_call(self, call: bytes) -> bytes:
         self.begun.set()
         try:
             await asyncio.Event().wait()
@@ -221,7 +236,7 @@ def test_a_rollout_that_is_cancelled_frees_its_place_and_what_it_asked_the_host_
 
             async def rollout() -> None:
                 async with sandbox.session() as session:
-                    session.offer(asked)
+                    session.offer_functions(asked)
                     await session.push("ask()")
 
             running = asyncio.create_task(rollout())
@@ -287,7 +302,7 @@ def test_a_host_that_is_frozen_is_given_up() -> None:
 
     async def work() -> None:
         machines = MemoryMachines("a", "b")
-        waits = replace(WAITS, lost_s=0.5)
+        waits = replace(WAITS, heartbeat_timeout_s=0.5)
         async with consoles(machines, limits=Limits(line_timeout_s=30), waits=waits) as sandbox:
             await _both(sandbox, freeze, machines)
 
@@ -297,7 +312,7 @@ def test_a_host_that_is_frozen_is_given_up() -> None:
 def test_a_lease_that_meets_a_dead_host_is_had_elsewhere() -> None:
     async def work() -> None:
         machines = MemoryMachines("a", "b")
-        async with consoles(machines, waits=replace(WAITS, beat_s=1000)) as sandbox:
+        async with consoles(machines, waits=replace(WAITS, heartbeat_interval_s=1000)) as sandbox:
             machines.hosts[0].kill()
             async with sandbox.session() as session:
                 assert (await session.push("1")).text == "1\n"
@@ -352,8 +367,8 @@ def test_a_machine_without_isolation_is_not_used_and_where_all_are_so_it_is_told
 
 
 def test_warm_consoles_are_spread_over_the_machines() -> None:
-    wanted = Wanted("local", Births(warm=20), 8)
-    assert [wanted.of_each(machines).warm for machines in (1, 3, 20, 40)] == [8, 7, 1, 1]
+    wanted = HostSpec("local", SandboxOptions(pool_size=20), 8)
+    assert [wanted.divide_options(machines).pool_size for machines in (1, 3, 20, 40)] == [8, 7, 1, 1]
 
 
 @pytest.mark.parametrize("address", ["head", "head:x", ":6379"])
@@ -365,19 +380,19 @@ def test_an_address_that_is_none_is_refused(address: str, monkeypatch: pytest.Mo
 
 def test_its_cluster_is_named_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert cluster_address() == ""
+    assert read_cluster_address() == ""
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    assert cluster_address() == "head:6379"
+    assert read_cluster_address() == "head:6379"
     assert parse(TrainConfig, "train", ("--sandbox", "nodes")).sandbox == Nodes()
 
 
 def test_without_ray_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr("repl_rl.sandbox.nodes.find_spec", lambda name: None if name == "ray" else find(name))
+    monkeypatch.setattr("repl_rl.ray.config.find_spec", lambda name: None if name == "ray" else find(name))
     with pytest.raises(SandboxUnavailable, match=r"Ray is not installed; pip install 'repl_rl\[ray\]'"):
         open_sandbox("nodes")
     with pytest.raises(SandboxUnavailable, match="Ray is not installed"):
-        asyncio.run(Nodes().doctor())
+        asyncio.run(Nodes().describe_status())
 
 
 def test_the_page_says_how_many_consoles_a_machine_holds() -> None:

@@ -15,27 +15,29 @@ import psutil
 import pytest
 
 from repl_rl.errors import ConfigError, SandboxLost
-from repl_rl.machine.cluster import connected
-from repl_rl.machine.own_machines import Machines, add_machine
-from repl_rl.sandbox import Births, Limits, Nodes, SandboxSession, open_sandbox
-from repl_rl.sandbox.conformance import Row, run
-from repl_rl.sandbox.nodes.hosts import Waits, Wanted
-from repl_rl.sandbox.nodes.ray import RayMachines
-from repl_rl.sandbox.nodes.served import HostedSandbox, serve_on
+from repl_rl.ray.config import Nodes
+from repl_rl.ray.connect_cluster import connect_to_ray
+from repl_rl.ray.console_actors import RayHostMachines
+from repl_rl.ray.console_sandbox import HostedSandbox, HostSpec, HostTimeouts, open_hosted_sandbox
+from repl_rl.ray.start_local_cluster import Machines, add_machine
+from repl_rl.sandbox import Limits, SandboxOptions, SandboxSession, open_sandbox
+from repl_rl.sandbox.conformance import SandboxCheckResult, run_suite
 from tests.processes import wait_for
 from tests.test_docs_commands import SMALL
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 LIMITS = replace(Limits(), line_timeout_s=60)
-WAITS = Waits(look_s=0.2, beat_s=0.5, lost_s=10, pauses_s=(1.0,) * 120)
+WAITS = HostTimeouts(
+    poll_interval_s=0.2, heartbeat_interval_s=0.5, heartbeat_timeout_s=10, restart_delays_s=(1.0,) * 120
+)
 
 
 @pytest.fixture(scope="module")
 def machines() -> Iterator[Machines]:
     """A cluster of two machines that this process is on; when it is gone, nothing of it is left."""
     before = set(psutil.Process().children(recursive=True))
-    with connected("test", "", 2) as here:
+    with connect_to_ray("test", "", 2) as here:
         assert here is not None
         yield here
     assert psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=60)[1] == []
@@ -65,8 +67,8 @@ async def _above(session: SandboxSession, holders: list[psutil.Process]) -> psut
 @pytest.mark.parametrize("harm", ["killed", "frozen"])
 def test_an_actor_that_goes_loses_its_consoles_alone_and_leaves_nothing(machines: Machines, harm: str) -> None:
     async def work() -> None:
-        wanted = Wanted("local", Births(LIMITS, (), 0, 2), 8, WAITS)
-        async with serve_on(RayMachines(), wanted) as sandbox:
+        wanted = HostSpec("local", SandboxOptions(LIMITS, (), 0, 2), 8, WAITS)
+        async with open_hosted_sandbox(RayHostMachines(), wanted) as sandbox:
             async with sandbox.session() as first, sandbox.session() as second:
                 victim, other = [await _above(session, hosts()) for session in (first, second)]
                 assert victim != other, "consoles are spread over the machines"
@@ -89,15 +91,15 @@ def test_an_actor_that_goes_loses_its_consoles_alone_and_leaves_nothing(machines
 
 def _held(sandbox: HostedSandbox) -> dict[str, int]:
     """Consoles of each machine."""
-    return {host.name: count for host, count in sandbox.held.items()}
+    return {host.name: count for host, count in sandbox.leases_per_host.items()}
 
 
 def test_a_machine_that_goes_loses_its_consoles_alone_and_one_that_comes_is_used(machines: Machines) -> None:
     third = add_machine(machines, "test", num_cpus=1)
 
     async def work() -> None:
-        wanted = Wanted("local", Births(LIMITS, (), 0, 2), 8, WAITS)
-        async with serve_on(RayMachines(), wanted) as sandbox:
+        wanted = HostSpec("local", SandboxOptions(LIMITS, (), 0, 2), 8, WAITS)
+        async with open_hosted_sandbox(RayHostMachines(), wanted) as sandbox:
             sessions = [sandbox.session() for _ in range(3)]
             leased = [await session.__aenter__() for session in sessions]
             assert sorted(_held(sandbox).values()) == [1, 1, 1]
@@ -198,7 +200,7 @@ def test_a_process_on_a_cluster_uses_it_and_refuses_the_address_of_another(
 
 @pytest.mark.timeout(1200)
 def test_every_promise_is_kept(machines: Machines) -> None:
-    rows: list[Row] = asyncio.run(run(Nodes(), doctests=4))
+    rows: list[SandboxCheckResult] = asyncio.run(run_suite(Nodes(), doctests=4))
     assert [row for row in rows if not row.passed] == []
     assert {"isolation", "limits", "host functions", "workspace", "workspace, limits"} <= {row.section for row in rows}
 

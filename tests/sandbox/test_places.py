@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from repl_rl.sandbox import Limits, open_sandbox
-from repl_rl.sandbox.causes import INSTEAD, remedy_for
+from repl_rl.sandbox.bubblewrap import INSTEAD, find_remedy
 from tests.processes import wait_for
 from tests.sandbox.places import NOBODY, PACKAGES, ROOT, VERSION, ask, base_python, environment, site_packages
 
@@ -158,11 +158,11 @@ def test_a_user_without_privileges_has_the_same_in_a_folder_of_his_own(where: st
 PROBED = """
 import asyncio
 from repl_rl.sandbox import open_sandbox
-from repl_rl.sandbox.conformance import isolation
+from repl_rl.sandbox.conformance import check_isolation
 
 async def main():
     async with open_sandbox("local", warm=2) as sandbox:
-        rows = await isolation(sandbox)
+        rows = await check_isolation(sandbox)
     print(len(rows), *(f"{row.name}: {row.detail}" for row in rows if not row.passed), sep="\\n")
 
 asyncio.run(main())
@@ -192,8 +192,8 @@ def test_consoles_of_a_user_without_privileges_keep_every_promise_of_isolation()
 DROPS = """
 import sys
 sys.path.insert(0, sys.argv[1])
-import system
-system.drop_capabilities()
+import libc_calls
+libc_calls.drop_capabilities()
 print([line.split()[1] for line in open("/proc/self/status") if line.startswith("Cap")])
 """
 
@@ -203,7 +203,7 @@ print([line.split()[1] for line in open("/proc/self/status") if line.startswith(
 def test_capabilities_are_given_up_by_a_user_who_has_them_and_by_one_who_has_none(user: int) -> None:
     # The kernel of Jupyter does so inside bubblewrap, which leaves none to a user without privileges.
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
-        shutil.copy(ROOT / "sandbox" / "repl_kernel" / "system.py", folder)
+        shutil.copy(ROOT / "sandbox" / "repl_kernel" / "libc_calls.py", folder)
         os.chmod(folder, 0o755)
         inside = [str(SYSTEM_PYTHON), "-B", "-c", DROPS, folder]
         bwrap = ["bwrap", "--unshare-user", "--ro-bind", "/", "/", "--proc", "/proc", "--unshare-pid"]
@@ -241,7 +241,7 @@ def _for_nobody(where: str) -> Iterator[tuple[Path, Path, Path]]:
 
 def _copy_what_the_kernel_imports(packages: Path) -> None:
     code = (
-        "import sys; sys.path.append(sys.argv[1]); import repl_rl.sandbox, repl_kernel.server; "
+        "import sys; sys.path.append(sys.argv[1]); import repl_rl.sandbox, repl_kernel.fork_server; "
         "print(*{m.partition('.')[0] for m in sys.modules "
         "if 'site-packages' in str(getattr(sys.modules[m], '__file__', ''))})"
     )
@@ -333,14 +333,14 @@ def test_importing_matplotlib_and_drawing_with_it_print_nothing() -> None:
     ],
 )
 def test_the_remedy_helps_against_the_cause_that_was_found(words: str, remedy: str) -> None:
-    said = remedy_for(words)
+    said = find_remedy(words)
     assert re.search(remedy, said)
     assert said.endswith(INSTEAD)
     assert "install bubblewrap" not in said
 
 
 ANSWERS = [
-    "from repl_rl.tasks.generate import generate",
+    "from repl_rl.tasks.generated_tasks import generate",
     "import os; [os.listdir(p + '/repl_rl') for p in {places!r} if os.path.isdir(p + '/repl_rl')]",
     "[p for p in {places!r} if os.access(p + '/repl_rl', os.W_OK)]",
     "6 * 7",

@@ -5,14 +5,14 @@ import asyncio
 import pytest
 
 from repl_rl.errors import SandboxFault
-from repl_rl.sandbox.pool import Pool
+from repl_rl.sandbox.console_pool import ConsolePool
 
 
 class _Console:
     """Counts how many of its kind are open."""
 
     open = 0
-    dead = False
+    is_dead = False
 
     def __init__(self) -> None:
         _Console.open += 1
@@ -43,8 +43,8 @@ class _Maker:
         return _Console()
 
 
-def _pool(maker: _Maker, *, warm: int = 2, starting: int = 2) -> Pool[_Console]:
-    return Pool(maker, warm=warm, starting=starting)
+def _pool(maker: _Maker, *, warm: int = 2, starting: int = 2) -> ConsolePool[_Console]:
+    return ConsolePool(maker, warm=warm, starting=starting)
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +76,7 @@ def test_leased_consoles_count_as_warm_and_are_replaced_when_their_leases_end() 
                 await asyncio.sleep(0)
             return _Console.open
 
-        pool.fill()
+        pool.start_missing()
         assert await settle() == 3
         async with pool.lease(), pool.lease():
             assert await settle() == 3
@@ -145,7 +145,7 @@ def test_a_rollout_that_is_cancelled_while_it_waits_loses_no_console() -> None:
 def test_a_closed_pool_refuses() -> None:
     async def main() -> None:
         pool = _pool(_Maker())
-        pool.fill()
+        pool.start_missing()
         await pool.close()
         with pytest.raises(SandboxFault, match="closed"):
             async with pool.lease():

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from repl_rl.errors import ConfigError
-from repl_rl.record.trajectory import LineStatus
-from repl_rl.sandbox import InProcessSandbox, Limits, PushResult, Sandbox, SandboxSession, open_sandbox
+from repl_rl.sandbox import InProcessSandbox, Limits, LineResult, Sandbox, SandboxSession, open_sandbox
+from repl_rl.trajectory.trajectory import LineStatus
 
 LIMITS = replace(Limits(), line_timeout_s=1.0, interrupt_grace_s=2.0, output_bytes=1024)
 
@@ -32,7 +32,7 @@ def _in_session(kind: str, body: Callable[[SandboxSession], Awaitable[None]]) ->
     asyncio.run(main())
 
 
-async def _results(session: SandboxSession, *lines: str) -> list[PushResult]:
+async def _results(session: SandboxSession, *lines: str) -> list[LineResult]:
     return [await session.push(line) for line in lines]
 
 
@@ -63,7 +63,7 @@ def test_a_session_speaks_like_the_classic_console(kind: str) -> None:
             '  File "<stdin>", line 1\n    x = )\n        ^\nSyntaxError: unmatched \')\'\n',
             "a",
         ]  # fmt: skip
-        assert [result.more for result in results] == [False, False, True, True, *[False] * 6]
+        assert [result.incomplete for result in results] == [False, False, True, True, *[False] * 6]
         assert [result.status.value for result in results] == [
             "ok", "ok", "incomplete", "incomplete", "ok", "ok", "ok", "exception", "syntax_error", "ok",
         ]  # fmt: skip
@@ -124,9 +124,9 @@ def test_every_kind_cuts_the_same_bytes_and_says_so_whatever_the_status_is(kind:
     half = (LIMITS.output_bytes - len(marker)) // 2
 
     async def body(session: SandboxSession) -> None:
-        assert not (await session.push("1")).cut
+        assert not (await session.push("1")).truncated
         result = await session.push("print('a' * 2000 + 'é' * 2000 + 'z' * 2002); submit_final_answer(1)")
-        assert (result.status, result.cut) == (LineStatus.ANSWERED, True)
+        assert (result.status, result.truncated) == (LineStatus.ANSWERED, True)
         assert result.text == "a" * half + marker + "z" * (half - 1) + "\n"
 
     _in_session(kind, body)
@@ -174,7 +174,7 @@ def test_a_process_that_dies_leaves_its_last_words(kind: str) -> None:
         await session.push("import os")
         result = await session.push("print('words'); os.kill(os.getpid(), 9)")
         assert (result.status, result.text, session.ended) == (LineStatus.KILLED, "words\n", True)
-        assert not result.cut
+        assert not result.truncated
         assert result.elapsed_s < 1
 
     _in_session(kind, body)
@@ -185,12 +185,12 @@ def test_a_process_that_dies_leaves_its_last_words(kind: str) -> None:
 def test_the_limit_of_output_holds_for_bytes_that_are_not_text(kind: str, size: int) -> None:
     async def body(session: SandboxSession) -> None:
         result = await session.push(f"import os; _ = os.write(1, b'\\xff' * {size})")
-        assert (result.status, result.cut) == (LineStatus.OUTPUT_LIMIT, True)
+        assert (result.status, result.truncated) == (LineStatus.OUTPUT_LIMIT, True)
         assert len(result.text.encode()) <= LIMITS.output_bytes
         assert result.text.startswith("\ufffd" * 100)
         assert result.text.endswith("\ufffd" * 100)
         result = await session.push("_ = os.write(1, b'\\xff' * 300)")
-        assert (result.text, result.cut) == ("\ufffd" * 300, False)
+        assert (result.text, result.truncated) == ("\ufffd" * 300, False)
 
     _in_session(kind, body)
 
@@ -210,7 +210,7 @@ def test_last_words_that_are_too_many_are_cut_and_say_so(kind: str) -> None:
     async def body(session: SandboxSession) -> None:
         await session.push("import os")
         result = await session.push("print('w' * 5000); os.kill(os.getpid(), 9)")
-        assert (result.status, result.cut) == (LineStatus.KILLED, True)
+        assert (result.status, result.truncated) == (LineStatus.KILLED, True)
         assert "bytes of output not shown" in result.text
 
     _in_session(kind, body)

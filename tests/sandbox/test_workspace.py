@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from repl_rl.errors import ConfigError, SandboxFault, SetupError
-from repl_rl.machine.assets import asset
-from repl_rl.record.trajectory import LineStatus
 from repl_rl.sandbox import InProcessSandbox, Limits, Sandbox, open_sandbox
-from repl_rl.sandbox.base import Preparing, SandboxSession, console_of
-from repl_rl.sandbox.conformance import WORKSPACE_LIMITS, workspaces
-from repl_rl.sandbox.conformance.workspaces import WORKSPACE_CHECKS, run_workspace_check
-from repl_rl.sandbox.stations import IDLE, Stations
+from repl_rl.sandbox.base import SandboxSession, SupportsWorkspace, open_console
+from repl_rl.sandbox.conformance import WORKSPACE_LIMITS, check_workspaces
+from repl_rl.sandbox.conformance.limits_and_workspaces import WORKSPACE_CHECKS, run_workspace_check
+from repl_rl.sandbox.fork_server_client import IDLE, WorkspacePool
 from repl_rl.tasks import Workspace
+from repl_rl.trajectory.trajectory import LineStatus
+from repl_rl.utils.package_data import find_asset
 from tests.processes import command, wait_for
 
 LIMITS = replace(Limits(), line_timeout_s=2.0, cpu_s=4.0, interrupt_grace_s=5.0)
@@ -69,7 +69,7 @@ served_kinds = pytest.mark.parametrize("kind", ["local", "unsafe"])
 @every_kind
 def test_values_modules_and_what_lines_defined_are_there_before_the_first_line(kind: str) -> None:
     async def body(sandbox: Sandbox) -> None:
-        async with console_of(sandbox, replace(TABLE, files={})) as session:
+        async with open_console(sandbox, replace(TABLE, files={})) as session:
             texts = await said(session, "len(rows), limit, total", "first()", "import sys; 'statistics' in sys.modules")
         assert texts == ["(100, 3, 4950)\n", "[0, 'name 0']\n", "True\n"]
 
@@ -81,7 +81,7 @@ def test_files_lie_in_the_working_folder_and_lines_may_write_more(kind: str) -> 
     setup = Workspace(files={"a/b.txt": b"text\n"}, lines=("open('made', 'w').write(open('a/b.txt').read() * 2)", ""))
 
     async def body(sandbox: Sandbox) -> None:
-        async with console_of(sandbox, setup) as session:
+        async with open_console(sandbox, setup) as session:
             texts = await said(
                 session, "import os; sorted(os.listdir())", "open('a/b.txt').read(), open('made').read()"
             )
@@ -94,7 +94,7 @@ def test_files_lie_in_the_working_folder_and_lines_may_write_more(kind: str) -> 
 def test_an_error_in_a_line_is_refused_with_its_text(kind: str) -> None:
     async def body(sandbox: Sandbox) -> None:
         with pytest.raises(SetupError, match="division by zero"):
-            async with console_of(sandbox, Workspace(lines=("x = 1", "y = x / 0"))):
+            async with open_console(sandbox, Workspace(lines=("x = 1", "y = x / 0"))):
                 pass
 
     within(kind, body)
@@ -121,7 +121,7 @@ def test_a_refusal_names_the_line_the_file_or_the_module(kind: str) -> None:
     async def body(sandbox: Sandbox) -> None:
         for message, setup in bad.items():
             with pytest.raises(SetupError, match=re.escape(message)):
-                async with console_of(sandbox, setup):
+                async with open_console(sandbox, setup):
                     pass
 
     within(kind, body)
@@ -132,16 +132,16 @@ def test_the_limit_of_cpu_time_names_the_line_that_reached_it(tmp_path: Path) ->
     program = f"""
 import json, resource, signal
 resource.setrlimit(resource.RLIMIT_CPU, (2, 100))
-from repl_kernel import workspace
+from repl_kernel import workspace_setup
 try:
-    workspace.make({json.dumps(said).encode()!r})
-except workspace.Refused as refused:
+    workspace_setup.build_workspace({json.dumps(said).encode()!r})
+except workspace_setup.WorkspaceRefused as refused:
     print(refused.place, refused.value, refused, sep="; ", end="")
 assert signal.getsignal(signal.SIGXCPU) is signal.SIG_DFL
 """
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": str(asset("sandbox"))}, cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(find_asset("sandbox"))}, cwd=tmp_path, capture_output=True, text=True,
     )  # fmt: skip
     assert (done.stdout, done.returncode) == ("line 2; while True: pass; it took too long", 0), done.stderr
 
@@ -149,7 +149,7 @@ assert signal.getsignal(signal.SIGXCPU) is signal.SIG_DFL
 @served_kinds
 def test_consoles_of_one_workspace_share_nothing(kind: str) -> None:
     async def body(sandbox: Sandbox) -> None:
-        async with console_of(sandbox, TABLE) as first, console_of(sandbox, TABLE) as second:
+        async with open_console(sandbox, TABLE) as first, open_console(sandbox, TABLE) as second:
             await said(first, "rows.clear()", "open('data/a.csv', 'w').write('')", "del first")
             texts = await said(second, "len(rows), open('data/a.csv').read()", "first()")
         assert texts == ["(100, 'a,b\\n1,2\\n')\n", "[0, 'name 0']\n"]
@@ -161,9 +161,9 @@ def test_a_workspace_is_made_once_and_not_before_a_console_wants_it() -> None:
     setup = Workspace(lines=("import time", "made = time.time_ns()"))
 
     async def body(sandbox: Sandbox) -> None:
-        async with console_of(sandbox, setup) as first, console_of(sandbox, setup) as second:
+        async with open_console(sandbox, setup) as first, open_console(sandbox, setup) as second:
             assert await said(first, "made") == await said(second, "made")
-        async with console_of(sandbox, setup) as third:
+        async with open_console(sandbox, setup) as third:
             assert (await said(third, "time.time_ns() > made"))[0] == "True\n"
 
     within("local", body)
@@ -171,14 +171,14 @@ def test_a_workspace_is_made_once_and_not_before_a_console_wants_it() -> None:
 
 def test_a_line_that_is_refused_is_not_tried_again_for_each_rollout_of_a_group() -> None:
     class Counted:
-        made = 0
+        render_if_changed = 0
 
     async def prepare(setup: object) -> object:
-        Counted.made += 1
+        Counted.render_if_changed += 1
         raise SetupError("workspace", "x", "correct it")
 
     async def main() -> None:
-        stations = Stations(prepare, prepare, starting=4, shared=True)  # type: ignore[arg-type]
+        stations = WorkspacePool(prepare, prepare, starting=4, shared=True)  # type: ignore[arg-type]
         for _ in range(3):
             with pytest.raises(SetupError):
                 async with stations.lease(TABLE):
@@ -186,14 +186,14 @@ def test_a_line_that_is_refused_is_not_tried_again_for_each_rollout_of_a_group()
         await stations.close()
 
     asyncio.run(main())
-    assert Counted.made == 1
+    assert Counted.render_if_changed == 1
 
 
 class FakeStation:
     """A process that makes consoles of nothing."""
 
     def __init__(self, closed: list[str], digest: str) -> None:
-        self.alive = True
+        self.is_alive = True
         self._closed, self._digest = closed, digest
 
     def close(self) -> None:
@@ -204,7 +204,7 @@ class FakeConsole:
     def close(self) -> None: ...
 
 
-def stations(closed: list[str], faults: Sequence[int] = ()) -> Stations:
+def stations(closed: list[str], faults: Sequence[int] = ()) -> WorkspacePool:
     """Of which the births numbered in `faults` fail."""
     births = 0
 
@@ -215,11 +215,11 @@ def stations(closed: list[str], faults: Sequence[int] = ()) -> Stations:
         nonlocal births
         births += 1
         if births in faults:
-            station.alive = False
+            station.is_alive = False
             raise SandboxFault("it died")
         return FakeConsole()
 
-    return Stations(prepare, birth, starting=4, shared=True)  # type: ignore[arg-type]
+    return WorkspacePool(prepare, birth, starting=4, shared=True)  # type: ignore[arg-type]
 
 
 def test_unused_workspaces_are_ended_oldest_first_and_used_ones_stay() -> None:
@@ -257,15 +257,15 @@ def test_a_sandbox_that_prepares_nothing_is_refused_for_a_task_with_a_workspace(
     class Plain:
         name = "plain"
 
-    assert not isinstance(Plain(), Preparing)
+    assert not isinstance(Plain(), SupportsWorkspace)
     with pytest.raises(ConfigError, match="sandbox is 'plain'; its consoles cannot begin"):
-        console_of(Plain(), TABLE)  # type: ignore[arg-type]
+        open_console(Plain(), TABLE)  # type: ignore[arg-type]
 
 
 def test_files_are_refused_in_this_very_process() -> None:
     async def body(sandbox: Sandbox) -> None:
         with pytest.raises(SetupError, match="has no folder for them"):
-            async with console_of(sandbox, TABLE):
+            async with open_console(sandbox, TABLE):
                 pass
 
     within("inprocess", body)
@@ -276,7 +276,7 @@ def test_lines_that_seed_give_every_console_the_same_numbers_and_others_do_not()
     plain = Workspace(lines=("import random",))
 
     async def numbers(sandbox: Sandbox, setup: Workspace) -> set[str]:
-        async with console_of(sandbox, setup) as first, console_of(sandbox, setup) as second:
+        async with open_console(sandbox, setup) as first, open_console(sandbox, setup) as second:
             return {(await said(each, "random.random()"))[0] for each in (first, second)}
 
     async def body(sandbox: Sandbox) -> None:
@@ -289,7 +289,7 @@ def test_lines_that_seed_give_every_console_the_same_numbers_and_others_do_not()
 def test_a_function_of_the_workspace_shows_its_lines_in_a_traceback() -> None:
     async def body(sandbox: Sandbox) -> None:
         setup = Workspace(lines=("def half(n):", "    return 1 / n"))
-        async with console_of(sandbox, setup) as session:
+        async with open_console(sandbox, setup) as session:
             result = await session.push("half(0)")
         assert result.status is LineStatus.EXCEPTION
         assert 'File "<workspace>", line 2, in half\n    return 1 / n\n' in result.text
@@ -301,7 +301,7 @@ def test_a_function_of_the_workspace_shows_its_lines_in_a_traceback() -> None:
 def test_consoles_with_a_workspace_keep_every_promise_of_the_others() -> None:
     async def main() -> None:
         async with open_sandbox("local", limits=WORKSPACE_LIMITS, warm=0) as sandbox:
-            rows = await workspaces(sandbox, isolates=True)
+            rows = await check_workspaces(sandbox, isolates=True)
         assert [row for row in rows if not row.passed] == []
         assert len(rows) > 50
 
@@ -338,7 +338,7 @@ def test_a_process_that_a_workspace_hides_from_its_parent_ends_before_the_first_
         return [one for one in commands if one.startswith("sleep\x0098765")]
 
     async def body(sandbox: Sandbox) -> None:
-        async with console_of(sandbox, ORPHAN) as session:
+        async with open_console(sandbox, ORPHAN) as session:
             assert await said(session, "1 + 1") == ["2\n"]
             wait_for(lambda: not left(), None)
 

@@ -12,17 +12,17 @@ import httpx
 from openai import OpenAI, Stream
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from repl_rl.cli.serve.desk import Bounds
-from repl_rl.cli.serve.keys import Keys
-from repl_rl.cli.serve.refusal import PATIENCE_S
-from repl_rl.cli.serve.running import Serving, listening
 from repl_rl.engine import ScriptedEngine
 from repl_rl.rollout import ReplSampler, Rollouts
 from repl_rl.rollout.episode import Episode
-from repl_rl.rollout.limits import RolloutLimits
-from repl_rl.rollout.thread import LoopThread, Opener
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.rollout.sync_rollouts import EventLoopThread, OpenRollouts
 from repl_rl.sandbox import InProcessSandbox
 from repl_rl.sandbox.inprocess import InProcessSession
+from repl_rl.serve.auth import ApiKeys
+from repl_rl.serve.conversation_service import ServerLimits
+from repl_rl.serve.http_errors import PATIENCE_S
+from repl_rl.serve.http_server import TurnServer, open_listening_socket
 from tests.processes import wait_for
 from tests.worlds import RENDERER, world
 
@@ -30,7 +30,7 @@ MODEL = "scripted"
 LIMIT_S = 20.0
 SENT_BYTES = 8192
 """That the system holds for a reader who takes nothing."""
-BOUNDS = Bounds(at_once=2, waiting=2, conversations=4, idle_s=600.0)
+BOUNDS = ServerLimits(max_concurrent=2, max_waiting=2, max_conversations=4, conversation_timeout_s=600.0)
 ANSWERS: Mapping[str, Sequence[str]] = {
     "Six?": ["x = 6\n", "x\n", "submit_final_answer(x)\n"],
     "Times seven?": ["submit_final_answer(x * 7)\n"],
@@ -54,7 +54,7 @@ def writing(answers: Mapping[str, Sequence[str]]) -> Callable[[Sequence[int]], S
         since = text[at + len(question) :]
         lines = answers[question]
         done = sum(since.count(f">>> {line}") for line in dict.fromkeys(lines))
-        return RENDERER.written(lines[min(done, len(lines) - 1)])
+        return RENDERER.encode_as_sampled(lines[min(done, len(lines) - 1)])
 
     return policy
 
@@ -94,7 +94,7 @@ class Server:
     """A server that runs."""
 
     address: str
-    thread: LoopThread
+    thread: EventLoopThread
     keys: Sequence[str] = ()
     clients: list[OpenAI] = field(default_factory=list)
     engine: ScriptedEngine = field(default_factory=lambda: ScriptedEngine([[0]]))
@@ -163,28 +163,28 @@ def scripted(
     answers: Mapping[str, Sequence[str]] = ANSWERS,
 ) -> Rollouts:
     """Rollouts of the policy above, in consoles that are counted."""
-    engine = ScriptedEngine.asking(writing(answers), forbidden_ids=RENDERER.forbidden_ids)
+    engine = ScriptedEngine.from_policy(writing(answers), forbidden_ids=RENDERER.forbidden_ids)
     return replace(world([], sampler, limits), engine=engine, sandbox=Counting())
 
 
 @contextmanager
 def opened(
-    opener: Opener,
-    bounds: Bounds = BOUNDS,
+    opener: OpenRollouts,
+    bounds: ServerLimits = BOUNDS,
     keys: Sequence[str] = (),
     drain_s: float = 0.0,
     name: str = MODEL,
     patience_s: int = PATIENCE_S,
 ) -> Iterator[Server]:
     """A server of whatever rollouts."""
-    found = listening("127.0.0.1", 0, patience_s)
+    found = open_listening_socket("127.0.0.1", 0, patience_s)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SENT_BYTES)  # of its connections, too
     address = f"http://127.0.0.1:{found.getsockname()[1]}"
     ready = threading.Event()
-    with closing(LoopThread()) as thread:
-        serving = Serving(opener, found, name, bounds, Keys(keys), drain_s, patience_s)
-        running = thread.start(serving.run(ready.set))
-        server = Server(address, thread, keys, stop=lambda: thread.soon(serving.stop))
+    with closing(EventLoopThread()) as thread:
+        serving = TurnServer(opener, found, name, bounds, ApiKeys(keys), drain_s, patience_s)
+        running = thread.start_detached(serving.run(ready.set))
+        server = Server(address, thread, keys, stop=lambda: thread.call_soon(serving.stop))
         try:
             while not ready.wait(0.05):
                 assert not running.done(), running.exception()
@@ -199,7 +199,7 @@ def opened(
 @contextmanager
 def served(
     rollouts: Rollouts | None = None,
-    bounds: Bounds = BOUNDS,
+    bounds: ServerLimits = BOUNDS,
     keys: Sequence[str] = (),
     drain_s: float = 0.0,
     patience_s: int = PATIENCE_S,

@@ -64,7 +64,7 @@ def test_whoever_asks_when_the_console_is_gone_is_told_and_goes_on_in_a_new_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    with served(bounds=replace(BOUNDS, idle_s=0.01)) as server:
+    with served(bounds=replace(BOUNDS, conversation_timeout_s=0.01)) as server:
         monkeypatch.setattr("sys.stdin", Slow(server, "Six?", "Times seven?", "Is x there?"))
         assert main(["chat", "--server", f"{server.address}/v1"]) == 0
     shown = capsys.readouterr().out

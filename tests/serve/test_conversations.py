@@ -7,10 +7,10 @@ from dataclasses import replace
 import openai
 import pytest
 
-from repl_rl.cli.serve.desk import Bounds
 from repl_rl.rollout import Rollouts
-from repl_rl.samplers.feedback import FeedbackSampler
+from repl_rl.samplers.feedback_sampler import FeedbackSampler
 from repl_rl.sandbox import open_sandbox
+from repl_rl.serve.conversation_service import ServerLimits
 from tests.processes import wait_for
 from tests.serve.served import BOUNDS, MODEL, Stuck, ask, opened, ours, question, scripted, served, stream
 from tests.serve.test_refusals import KEYS, error
@@ -133,7 +133,7 @@ def test_a_console_that_ended_is_no_conversation_any_more() -> None:
 
 
 def test_a_conversation_without_a_turn_ends_by_itself() -> None:
-    with served(bounds=replace(BOUNDS, idle_s=0.05)) as server:
+    with served(bounds=replace(BOUNDS, conversation_timeout_s=0.05)) as server:
         id = ours(ask(server.client(), "Six?", keep=True))["conversation"]
         wait_for(lambda: server.figure("repl_rl_conversations") == 0, None, 20)
         server.wait(lambda: server.sandbox.open == 0)
@@ -142,7 +142,7 @@ def test_a_conversation_without_a_turn_ends_by_itself() -> None:
 
 
 def test_no_more_conversations_are_kept_than_may_be() -> None:
-    with served(bounds=replace(BOUNDS, conversations=1, idle_s=30)) as server:
+    with served(bounds=replace(BOUNDS, max_conversations=1, conversation_timeout_s=30)) as server:
         id = ours(ask(server.client(), "Six?", keep=True))["conversation"]
         said = server.post(question("Six?", repl={"keep": True}))
         assert error(said, 429)["code"] == "too_many_conversations"
@@ -178,16 +178,18 @@ def test_a_refused_turn_leaves_its_conversation_as_it_was() -> None:
 
 def test_a_conversation_has_one_turn_at_a_time() -> None:
     stuck = Stuck()
-    with served(scripted(stuck), Bounds(at_once=2, waiting=2, conversations=2, idle_s=600)) as server:
-        server.thread.soon(stuck.may_go_on.set)
+    with served(
+        scripted(stuck), ServerLimits(max_concurrent=2, max_waiting=2, max_conversations=2, conversation_timeout_s=600)
+    ) as server:
+        server.thread.call_soon(stuck.may_go_on.set)
         id = ours(ask(server.client(), "Six?", keep=True))["conversation"]
-        server.thread.soon(stuck.may_go_on.clear)
+        server.thread.call_soon(stuck.may_go_on.clear)
         second = stream(server.client(), "Times seven?", conversation=id)
         next(iter(second))
         found = error(server.post(question("Is x there?", repl={"conversation": id})), 409)
         assert found["code"] == "busy"
         assert server_delete(server.address, str(id)) == 409
-        server.thread.soon(stuck.may_go_on.set)
+        server.thread.call_soon(stuck.may_go_on.set)
         list(second)
 
 

@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from repl_rl.cli import main
-from repl_rl.cli.serve.asking import NEUTRAL, Repl
-from repl_rl.cli.serve.refusal import PATIENCE_S
-from repl_rl.machine.assets import asset
+from repl_rl.serve.http_errors import PATIENCE_S
+from repl_rl.serve.openai_requests import NEUTRAL, ReplOptions
+from repl_rl.utils.package_data import find_asset
 from tests.documents import PAGES, blocks, commands
 from tests.serve.test_end import program
 
@@ -27,7 +27,7 @@ def _docker_runs() -> bool:
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Path:
-    shutil.copytree(asset("policies/quickstart"), tmp_path / "FOLDER")
+    shutil.copytree(find_asset("policies/quickstart"), tmp_path / "FOLDER")
     (tmp_path / "runs" / "quickstart").mkdir(parents=True)
     (tmp_path / "runs" / "quickstart" / "config.toml").write_text('prompt = "base"\n')
     (tmp_path / "keys.txt").write_text(f"{KEY}\n")
@@ -82,7 +82,7 @@ def test_the_patience_that_the_page_tells_is_the_servers() -> None:
 
 def test_the_page_names_every_field_of_ours_and_what_it_refuses() -> None:
     table = PAGE.partition("| `repl` | |")[2].partition("\n\n")[0]
-    assert [row.split("`")[1] for row in table.splitlines() if row.startswith("| `")] == list(Repl.model_fields)
+    assert [row.split("`")[1] for row in table.splitlines() if row.startswith("| `")] == list(ReplOptions.model_fields)
     refused = PAGE.partition("Unsupported fields are refused")[2].partition("\n\n")[0]
     assert {"n", "tools", "logprobs", "top_p", "response_format"} <= NEUTRAL.keys()
     assert all(f"`{name}`" in refused for name in ("n", "tools", "logprobs", "top_p", "response_format"))

@@ -19,17 +19,16 @@ import pytest
 from openai import OpenAI
 from starlette.types import Message
 
-from repl_rl.cli.serve.app import App
-from repl_rl.cli.serve.asking import ChatAsked, read
-from repl_rl.cli.serve.desk import Bounds, Desk, Done, Tell
-from repl_rl.cli.serve.figures import Figures
-from repl_rl.cli.serve.keys import Keys
-from repl_rl.cli.serve.responses import TurnResponse
-from repl_rl.cli.serve.shapes import Shape
 from repl_rl.engine import EngineSession, Sampling, ScriptedEngine
-from repl_rl.errors import BrokenDown
+from repl_rl.errors import UnrecoverableError
 from repl_rl.rollout import Rollouts
 from repl_rl.sandbox import open_sandbox
+from repl_rl.serve.auth import ApiKeys
+from repl_rl.serve.conversation_service import OnTurnUpdate, ServerLimits, TurnResult, TurnService
+from repl_rl.serve.openai_requests import ChatCompletionRequest, parse_request
+from repl_rl.serve.openai_responses import ResponseBuilder, TurnResponse
+from repl_rl.serve.prometheus_metrics import ServerMetrics
+from repl_rl.serve.routes import ServerApp
 from tests.processes import descendants, identity, wait_for
 from tests.serve.served import (
     BOUNDS,
@@ -102,22 +101,24 @@ def test_a_client_that_is_reset_is_gone_too() -> None:
 
 def test_whoever_leaves_while_waiting_gives_the_place_in_the_queue_back() -> None:
     stuck = Stuck()
-    with served(scripted(stuck), Bounds(at_once=1, waiting=1, conversations=1, idle_s=600)) as server:
+    with served(
+        scripted(stuck), ServerLimits(max_concurrent=1, max_waiting=1, max_conversations=1, conversation_timeout_s=600)
+    ) as server:
         first = stream(server.client(), "Six?")
         next(iter(first))
         second = sent(server)
         server.wait(lambda: server.figure("repl_rl_waiting") == 1)
         second.close()
         server.wait(lambda: server.figure("repl_rl_waiting") == 0)
-        server.thread.soon(stuck.may_go_on.set)
+        server.thread.call_soon(stuck.may_go_on.set)
         list(first)
 
 
 def test_a_reader_that_takes_nothing_holds_neither_engine_nor_console_and_is_hung_up_on() -> None:
     async def main() -> None:
         rollouts = scripted()
-        desk = Desk(rollouts, BOUNDS, Figures())
-        asked = read(ChatAsked, json.dumps(question("Six?", stream=True)).encode())
+        desk = TurnService(rollouts, BOUNDS, ServerMetrics())
+        asked = parse_request(ChatCompletionRequest, json.dumps(question("Six?", stream=True)).encode())
         free_at_the_end: list[int] = []
 
         async def never(message: Message) -> None:
@@ -127,16 +128,16 @@ def test_a_reader_that_takes_nothing_holds_neither_engine_nor_console_and_is_hun
             await asyncio.Event().wait()
             raise AssertionError
 
-        async def play(tell: Tell) -> Done:
-            done = await desk.play(asked, "", tell)
+        async def play(tell: OnTurnUpdate) -> TurnResult:
+            done = await desk.run_turn(asked, "", tell)
             assert isinstance(rollouts.sandbox, Counting)
             free_at_the_end.append(rollouts.sandbox.open)
             return done
 
-        response = TurnResponse(play, Shape(asked, "m"), stream=True, patience_s=0.5)
+        response = TurnResponse(play, ResponseBuilder(asked, "m"), stream=True, patience_s=0.5)
         await response({"type": "http"}, silent, never)
         assert free_at_the_end == [0], "the turn came to its end, though nobody took a word of it"
-        await desk.conversations.closed()
+        await desk.conversations.wait_closed()
 
     asyncio.run(main())
 
@@ -145,13 +146,13 @@ class Dead(ScriptedEngine):
     """It died once too often."""
 
     def session(self, prompt_ids: Sequence[int], sampling: Sampling) -> AbstractAsyncContextManager[EngineSession]:
-        raise BrokenDown("engine", "dead", "correct it")
+        raise UnrecoverableError("engine", "dead", "correct it")
 
 
 def test_a_body_that_does_not_come_is_given_up() -> None:
     async def main() -> None:
         said: list[Message] = []
-        app = App(Desk(scripted(), BOUNDS, Figures()), Keys(), "m", None, patience_s=0.05)
+        app = ServerApp(TurnService(scripted(), BOUNDS, ServerMetrics()), ApiKeys(), "m", None, patience_s=0.05)
         headers = [(b"content-type", b"application/json"), (b"content-length", b"5")]
         scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers, "query_string": b""}
         parts: asyncio.Queue[Message] = asyncio.Queue()
@@ -170,8 +171,8 @@ def test_a_body_that_does_not_come_is_given_up() -> None:
 @pytest.mark.alone
 def test_a_client_that_goes_away_takes_the_process_of_its_console_along() -> None:
     """In the sandbox, in the middle of a line."""
-    line = RENDERER.written("print(sum(range(10**12)))\n")
-    engine = ScriptedEngine.asking(lambda ids: line, forbidden_ids=RENDERER.forbidden_ids)
+    line = RENDERER.encode_as_sampled("print(sum(range(10**12)))\n")
+    engine = ScriptedEngine.from_policy(lambda ids: line, forbidden_ids=RENDERER.forbidden_ids)
 
     @asynccontextmanager
     async def opener() -> AsyncIterator[Rollouts]:
@@ -192,7 +193,7 @@ def test_a_client_that_goes_away_takes_the_process_of_its_console_along() -> Non
 
 def test_an_engine_that_died_for_good_ends_the_server_as_it_ends_a_run() -> None:
     dead = replace(scripted(), engine=Dead([[0]], forbidden_ids=RENDERER.forbidden_ids))
-    with pytest.raises(BrokenDown) as ended, served(dead) as server:  # noqa: PT012 (it ends with the server)
+    with pytest.raises(UnrecoverableError) as ended, served(dead) as server:  # noqa: PT012 (it ends with the server)
         said = server.post(question("Six?"))
         assert said.status_code == 503
         assert said.json()["error"]["code"] == "broken_down"
@@ -202,27 +203,27 @@ def test_an_engine_that_died_for_good_ends_the_server_as_it_ends_a_run() -> None
 def test_a_server_that_is_told_to_stop_lets_turns_end_and_closes_what_is_kept() -> None:
     stuck = Stuck()
     with served(scripted(stuck), drain_s=LIMIT_S) as server:
-        server.thread.soon(stuck.may_go_on.set)
+        server.thread.call_soon(stuck.may_go_on.set)
         ask(server.client(), "Six?", keep=True)
-        server.thread.soon(stuck.may_go_on.clear)
+        server.thread.call_soon(stuck.may_go_on.clear)
         under_way = stream(server.client(), "Six?", keep=True)
         chunks = [next(iter(under_way))]
         server.stop()
         server.wait(lambda: server.sandbox.open == 1)
-        server.thread.soon(stuck.may_go_on.set)
+        server.thread.call_soon(stuck.may_go_on.set)
         chunks += list(under_way)
         assert (ours(chunks[-2])["answer"], ours(chunks[-2])["conversation"]) == ("6", None)
 
 
 def test_a_turn_that_waits_for_a_place_when_the_server_stops_is_not_begun() -> None:
     stuck = Stuck()
-    with served(scripted(stuck), replace(BOUNDS, at_once=1), drain_s=LIMIT_S) as server:
+    with served(scripted(stuck), replace(BOUNDS, max_concurrent=1), drain_s=LIMIT_S) as server:
         first, second = sent(server), sent(server, stream=True)
         server.wait(lambda: server.figure("repl_rl_waiting") == 1)
         server.stop()
         server.wait(lambda: httpx.get(f"{server.address}/health").status_code == 503)
         assert server.post(question("Six?")).status_code == 503
-        server.thread.soon(stuck.may_go_on.set)
+        server.thread.call_soon(stuck.may_go_on.set)
         answers = sorted(everything(each).split(b"\r\n")[0] for each in (first, second))
         assert answers == [b"HTTP/1.1 200 OK", b"HTTP/1.1 503 Service Unavailable"]
 

@@ -18,10 +18,10 @@ from pydantic import ValidationError
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from repl_rl.cli.serve.asking import ChatAsked, TextAsked
-from repl_rl.cli.serve.connection import Connection, most_connections, open_many
 from repl_rl.engine import ScriptedEngine
-from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.serve.http_server import LimitedConnection, compute_max_connections, raise_file_limit
+from repl_rl.serve.openai_requests import ChatCompletionRequest, CompletionRequest
 from tests.serve.served import LIMIT_S, MODEL, SENT_BYTES, Server, Stuck, ask, question, scripted, served
 from tests.serve.test_end import everything, freed, request, sent
 from tests.serve.test_refusals import error
@@ -153,7 +153,7 @@ def peers(server: Server) -> list[object]:
 @pytest.mark.heavy
 @pytest.mark.alone
 def test_each_request_of_a_thousand_connections_is_answered_and_nothing_of_them_is_left() -> None:
-    open_many()
+    raise_file_limit()
     stuck, asked = Stuck(), request(question("Six?")).replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
     refused, played = (f'repl_rl_requests_total{{path="/v1/chat/completions",status="{n}"}}' for n in (429, 200))
     with served(scripted(stuck)) as server:
@@ -163,7 +163,7 @@ def test_each_request_of_a_thousand_connections_is_answered_and_nothing_of_them_
             asking = [stack.enter_context(connected(server, asked)) for _ in range(400)]
             server.wait(lambda: server.figure(refused) == 396)
             assert httpx.get(f"{server.address}/health").status_code == 200
-            server.thread.soon(stuck.may_go_on.set)
+            server.thread.call_soon(stuck.may_go_on.set)
             server.wait(lambda: server.figure(played) == 4)
             answers = [everything(connection) for connection in asking]
         assert sum(b"HTTP/1.1 200 OK" in answer for answer in answers) == 4
@@ -176,12 +176,12 @@ def test_more_connections_than_there_is_room_for_are_hung_up_on() -> None:
         raise AssertionError("nothing was asked")
 
     async def main() -> None:
-        config, state = uvicorn.Config(app, http=Connection, log_config=None), ServerState()
-        others = [Connection(config, state, {}) for _ in range(most_connections())]
+        config, state = uvicorn.Config(app, http=LimitedConnection, log_config=None), ServerState()
+        others = [LimitedConnection(config, state, {}) for _ in range(compute_max_connections())]
         state.connections.update(others)
         async with AsyncExitStack() as stack:
             listening = await asyncio.get_running_loop().create_server(
-                lambda: Connection(config, state, {}), "127.0.0.1", 0
+                lambda: LimitedConnection(config, state, {}), "127.0.0.1", 0
             )
             await stack.enter_async_context(listening)
             address = listening.sockets[0].getsockname()
@@ -198,9 +198,9 @@ def test_the_server_opens_as_many_files_as_it_may_and_leaves_half_to_consoles_an
     most = min(before[1], 1 << 16)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most - 2, before[1]))
     try:
-        open_many()
+        raise_file_limit()
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, before[1])
-        assert most_connections() == most // 2
+        assert compute_max_connections() == most // 2
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
@@ -226,11 +226,11 @@ def test_what_is_no_http_is_refused(server: Server, head: bytes) -> None:
 
 def test_a_body_with_many_mistakes_is_read_as_far_as_the_first_one() -> None:
     """Finding them all in the longest body took the server half a minute, in which nobody was answered."""
-    many: tuple[tuple[type[ChatAsked] | type[TextAsked], dict[str, object]], ...] = (
-        (ChatAsked, {"model": MODEL, "messages": [1] * 1000}),
-        (ChatAsked, {"model": MODEL, "messages": [{"role": "user", "content": [1] * 1000}]}),
-        (TextAsked, {"model": MODEL, "prompt": [-1] * 1000}),
-        (TextAsked, {"model": MODEL, "prompt": "", "stop": [1] * 1000}),
+    many: tuple[tuple[type[ChatCompletionRequest] | type[CompletionRequest], dict[str, object]], ...] = (
+        (ChatCompletionRequest, {"model": MODEL, "messages": [1] * 1000}),
+        (ChatCompletionRequest, {"model": MODEL, "messages": [{"role": "user", "content": [1] * 1000}]}),
+        (CompletionRequest, {"model": MODEL, "prompt": [-1] * 1000}),
+        (CompletionRequest, {"model": MODEL, "prompt": "", "stop": [1] * 1000}),
     )
     for kind, said in many:
         with pytest.raises(ValidationError) as refused:

@@ -61,7 +61,7 @@ def test_a_task_is_typed_and_its_lines_are_watched(tab: Tab) -> None:
 @pytest.mark.heavy
 @pytest.mark.alone
 def test_a_console_that_is_gone_is_said_so_and_the_next_question_has_a_new_one(tab: Tab) -> None:
-    with served(bounds=replace(BOUNDS, idle_s=0.01)) as server:
+    with served(bounds=replace(BOUNDS, conversation_timeout_s=0.01)) as server:
         answered(opened(tab, server), "Six?")
         server.wait(lambda: server.figure("repl_rl_conversations") == 0)
         answered(tab, "Times seven?")

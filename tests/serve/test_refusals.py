@@ -12,13 +12,13 @@ import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
 from repl_rl.cli import main
-from repl_rl.cli.serve.app import MOST_BYTES
-from repl_rl.cli.serve.asking import NEUTRAL, ChatAsked, Repl, read
-from repl_rl.cli.serve.desk import Bounds
-from repl_rl.cli.serve.keys import VARIABLE, Keys, read_keys
-from repl_rl.cli.serve.refusal import Refusal
 from repl_rl.engine import ScriptedEngine
 from repl_rl.errors import ConfigError
+from repl_rl.serve.auth import VARIABLE, ApiKeys, read_keys
+from repl_rl.serve.conversation_service import ServerLimits
+from repl_rl.serve.http_errors import RequestError
+from repl_rl.serve.openai_requests import NEUTRAL, ChatCompletionRequest, ReplOptions, parse_request
+from repl_rl.serve.routes import MOST_BYTES
 from tests.processes import wait_for
 from tests.serve.served import MODEL, Server, Stuck, ask, question, scripted, served, stream
 
@@ -118,9 +118,11 @@ def test_parameters_that_ask_for_nothing_are_taken(server: Server) -> None:
 @pytest.mark.parametrize(("field", "value"), [(name, value) for name, values in NEUTRAL.items() for value in values])
 def test_each_value_that_asks_for_nothing_is_taken_and_another_one_is_not(field: str, value: object) -> None:
     body = question("Six?", **{field: value})
-    assert read(ChatAsked, json.dumps(body).encode()) == read(ChatAsked, json.dumps(question("Six?")).encode())
-    with pytest.raises(Refusal, match=field):
-        read(ChatAsked, json.dumps({**body, field: [value, "more"]}).encode())
+    assert parse_request(ChatCompletionRequest, json.dumps(body).encode()) == parse_request(
+        ChatCompletionRequest, json.dumps(question("Six?")).encode()
+    )
+    with pytest.raises(RequestError, match=field):
+        parse_request(ChatCompletionRequest, json.dumps({**body, field: [value, "more"]}).encode())
 
 
 @pytest.mark.parametrize("name", [
@@ -137,8 +139,8 @@ def test_fields_that_clients_send_with_their_defaults_are_among_these(name: str)
     {"stream_options": {"include_usage": None, "include_obfuscation": False}},
 ])  # fmt: skip
 def test_options_that_ask_for_nothing_are_taken_without_a_stream(more: Mapping[str, object]) -> None:
-    found = read(ChatAsked, json.dumps(question("Six?", **more)).encode())
-    assert (found.repl, found.stream) == (Repl(), None)
+    found = parse_request(ChatCompletionRequest, json.dumps(question("Six?", **more)).encode())
+    assert (found.repl, found.stream) == (ReplOptions(), None)
 
 
 def test_a_list_of_one_prompt_is_that_prompt_and_two_are_refused(server: Server) -> None:
@@ -345,25 +347,27 @@ def test_each_of_several_keys_opens_and_health_needs_none(locked: Server) -> Non
 
 
 def test_every_key_is_compared_by_its_digest() -> None:
-    keys = Keys(KEYS)
-    first, second = keys.owner(f"Bearer {KEYS[0]}"), keys.owner(f"bearer  {KEYS[1]} ")
+    keys = ApiKeys(KEYS)
+    first, second = keys.find_owner(f"Bearer {KEYS[0]}"), keys.find_owner(f"bearer  {KEYS[1]} ")
     assert first
     assert second
     assert first != second
     assert not any(key in str(vars(keys)) for key in KEYS)
-    assert Keys().owner(None) == ""
+    assert ApiKeys().find_owner(None) == ""
 
 
 def test_more_turns_than_may_wait_are_told_when_to_come_back() -> None:
     stuck = Stuck()
-    with served(scripted(stuck), Bounds(at_once=1, waiting=0, conversations=4, idle_s=600)) as server:
+    with served(
+        scripted(stuck), ServerLimits(max_concurrent=1, max_waiting=0, max_conversations=4, conversation_timeout_s=600)
+    ) as server:
         first = stream(server.client(), "Six?")
         next(iter(first))
         for said in (server.post(question("Six?")), server.post(question("Six?", stream=True))):
             found = error(said, 429)
             assert (found["type"], found["code"]) == ("rate_limit_error", "busy")
             assert 1 <= int(said.headers["retry-after"]) <= 60
-        server.thread.soon(stuck.may_go_on.set)
+        server.thread.call_soon(stuck.may_go_on.set)
         assert list(first)[-1].choices == []
         assert server.post(question("Six?")).status_code == 200
         assert server.figure('repl_rl_requests_total{path="/v1/chat/completions",status="429"}') == 2
@@ -371,14 +375,16 @@ def test_more_turns_than_may_wait_are_told_when_to_come_back() -> None:
 
 def test_whoever_may_wait_is_served_when_a_place_is_free() -> None:
     stuck = Stuck()
-    with served(scripted(stuck), Bounds(at_once=1, waiting=1, conversations=4, idle_s=600)) as server:
+    with served(
+        scripted(stuck), ServerLimits(max_concurrent=1, max_waiting=1, max_conversations=4, conversation_timeout_s=600)
+    ) as server:
         first = stream(server.client(), "Six?")
         next(iter(first))
         with ThreadPoolExecutor(1) as pool:
             second = pool.submit(server.post, question("Six?", repl={"show": "answer"}))
             wait_for(lambda: server.figure("repl_rl_waiting") == 1, None)
             error(server.post(question("Six?")), 429)
-            server.thread.soon(stuck.may_go_on.set)
+            server.thread.call_soon(stuck.may_go_on.set)
             assert second.result().json()["choices"][0]["message"]["content"] == "6"
         list(first)
 
@@ -390,9 +396,9 @@ def test_keys_come_from_a_file_and_the_environment_and_weak_ones_are_refused(
     file.write_text(f"# of the first user\n{KEYS[0]}\n\n")
     monkeypatch.setenv(VARIABLE, f"{KEYS[1]}, another-key-of-the-second")
     keys = read_keys(file)
-    assert all(keys.owner(f"Bearer {key}") for key in (*KEYS, "another-key-of-the-second"))
+    assert all(keys.find_owner(f"Bearer {key}") for key in (*KEYS, "another-key-of-the-second"))
     with pytest.raises(ConfigError, match="at least 16") as short:
-        Keys(["short-secret"])
+        ApiKeys(["short-secret"])
     assert "short-secret" not in str(short.value)
     file.write_text("# none\n")
     with pytest.raises(ConfigError, match="no key"):

@@ -9,10 +9,10 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from repl_rl.cli.serve.running import listening
-from repl_rl.rollout import RolloutThread
+from repl_rl.rollout import SyncRollouts
+from repl_rl.rollout_config import RolloutConfig
+from repl_rl.serve.http_server import open_listening_socket
 from repl_rl.tasks import Split
-from repl_rl.world import World
 from tests.serve.served import BOUNDS, MODEL, Server, Stuck, ask, opened, ours, question, scripted, served, stream
 from tests.worlds import RENDERER
 
@@ -33,7 +33,7 @@ def told(lines: object) -> list[tuple[object, object, object]]:
 
 
 def test_a_line_does_not_wait_until_the_client_has_acknowledged_the_one_before() -> None:
-    with listening("127.0.0.1", 0) as door, socket.create_connection(door.getsockname()):
+    with open_listening_socket("127.0.0.1", 0) as door, socket.create_connection(door.getsockname()):
         accepted, _ = door.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
@@ -101,7 +101,7 @@ def test_a_line_is_told_before_the_next_one_is_written() -> None:
         chunks = iter(stream(server.client(), "Six?"))
         seen = [next(chunks) for _ in range(3)]
         assert told([ours(seen[2])["line"]]) == LINES[:1]
-        server.thread.soon(stuck.may_go_on.set)
+        server.thread.call_soon(stuck.may_go_on.set)
         rest = list(chunks)
         assert "".join(c.choices[0].delta.content or "" for c in [*seen, *rest] if c.choices) == TRANSCRIPT
 
@@ -168,7 +168,7 @@ def test_plain_completions_go_on_from_the_text_or_the_ids_that_are_given(server:
 
 def test_many_at_once_have_their_own_answers() -> None:
     asked = {"Six?": "6", "Is x there?": "False", "Fail?": "it did"}
-    with served(bounds=replace(BOUNDS, waiting=24)) as server, ThreadPoolExecutor(8) as pool:
+    with served(bounds=replace(BOUNDS, max_waiting=24)) as server, ThreadPoolExecutor(8) as pool:
         wanted = list(asked) * 8
         answers = pool.map(lambda text: server.post(question(text, repl={"show": "answer"})).json(), wanted)
         assert [said["choices"][0]["message"]["content"] for said in answers] == [asked[text] for text in wanted]
@@ -209,11 +209,11 @@ def test_health_and_figures_are_told(server: Server) -> None:
 )
 def test_a_served_rollout_is_the_greedy_one_of_an_evaluation_id_by_id(engine: str, count: int) -> None:
     """The bundled policy, in consoles of the sandbox: what `repl-rl eval` plays, and what clients are answered."""
-    world = World(engine=engine, concurrency=2)
-    tasks = world.drawn(Split.HELD_OUT, count)
-    with RolloutThread(world.rollouts, {task.id: task for task in tasks}) as source:
+    world = RolloutConfig(engine=engine, concurrency=2)
+    tasks = world.draw_tasks(Split.HELD_OUT, count)
+    with SyncRollouts(world.open_rollouts, {task.id: task for task in tasks}) as source:
         evaluated = source.sample(tasks, 0.0)
-    with opened(world.rollouts) as server:
+    with opened(world.open_rollouts) as server:
         for task, played in zip(tasks, evaluated, strict=True):
             answer = server.post(question(task.question, temperature=0, repl={"tokens": True})).json()["repl"]
             assert tuple(answer["prompt_token_ids"]) == played.prompt.token_ids

@@ -8,9 +8,9 @@ import pytest
 from repl_rl.cli import main
 from repl_rl.cli.serve import ServeConfig
 from repl_rl.engine import Transformers
-from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.rollout_config import RolloutConfig
 from repl_rl.sandbox import Docker, Limits
-from repl_rl.world import World
 
 RUN = """
 model = "builtin:quickstart"
@@ -44,9 +44,9 @@ def run(tmp_path: Path) -> Path:
 
 def test_a_run_is_served_with_its_prompt_its_sampler_and_its_limits(run: Path) -> None:
     config = ServeConfig(run=run, engine=Transformers(), sandbox=Docker(), concurrency=2)
-    played = World.recorded(run, sandbox="local")
+    played = RolloutConfig.from_run(run, sandbox="local")
     assert (played.rollout, played.limits.memory_mb) == (RolloutLimits(max_lines=5), 700)
-    here = World(
+    here = RolloutConfig(
         engine=Transformers(),
         sandbox=Docker(),
         sampler="repl(give_up_after=3)",
@@ -57,14 +57,14 @@ def test_a_run_is_served_with_its_prompt_its_sampler_and_its_limits(run: Path) -
         rollout=RolloutLimits(max_lines=5),
         limits=Limits(memory_mb=700),
     )
-    assert config.world == here
-    assert config.called == "mine"
-    assert replace(config, name="other").called == "other"
+    assert config.served_config == here
+    assert config.model_name == "mine"
+    assert replace(config, name="other").model_name == "other"
 
 
 def test_the_policy_that_a_run_trained_is_the_one_that_is_served(run: Path) -> None:
     (run / "checkpoints" / "final").mkdir(parents=True)
-    assert ServeConfig(run=run).world.model == str(run / "checkpoints" / "final")
+    assert ServeConfig(run=run).served_config.model == str(run / "checkpoints" / "final")
 
 
 @pytest.mark.parametrize("flags", ["--prompt base", "--rollout.max-lines 3", "--model FOLDER", "--limits.cpu-s 9"])
@@ -80,6 +80,6 @@ def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_a_folder_is_called_by_its_last_part(tmp_path: Path) -> None:
     (tmp_path / "policy").mkdir()
-    assert ServeConfig(model=str(tmp_path / "policy")).called == "policy"
-    assert ServeConfig().called == "builtin:quickstart"
-    assert ServeConfig(model="owner/name").called == "owner/name"
+    assert ServeConfig(model=str(tmp_path / "policy")).model_name == "policy"
+    assert ServeConfig().model_name == "builtin:quickstart"
+    assert ServeConfig(model="owner/name").model_name == "owner/name"

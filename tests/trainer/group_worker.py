@@ -7,8 +7,8 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
-from repl_rl.trainer.choices import Refill
-from repl_rl.trainer.groups import Groups
+from repl_rl.trainer.config import DynamicSamplingOptions
+from repl_rl.trainer.dynamic_sampling import GroupSampler
 from tests.trainer.test_groups import IDS, Told
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -23,9 +23,9 @@ def outcome(task: str, number: int) -> float:
 
 def main(out: Path) -> None:
     accelerator = Accelerator(cpu=True)
-    groups = Groups(Told(outcome), IDS, 2, accelerator, Refill(3))
+    groups = GroupSampler(Told(outcome), IDS, 2, accelerator, DynamicSamplingOptions(3))
     share = len(SLOTS) // accelerator.num_processes
-    played = groups.play(SLOTS[accelerator.process_index * share :][:share], 0)
+    played = groups.collect(SLOTS[accelerator.process_index * share :][:share], 0)
     told = {"tasks": [t.task_id for t in played], "metrics": groups.metrics}
     (out / f"{RANK}.json").write_text(json.dumps(told))
     accelerator.wait_for_everyone()

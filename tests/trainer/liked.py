@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from repl_rl.record.trajectory import Trajectory
+from repl_rl.trajectory.trajectory import Trajectory
 
 
 def even(trajectory: Trajectory) -> list[float]:

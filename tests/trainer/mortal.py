@@ -20,8 +20,8 @@ import torch
 
 from repl_rl import cli
 from repl_rl.cli import training_run as _imported_before_the_fork  # noqa: F401
-from repl_rl.engine import ENGINES, Engine, EngineKind, Opening, ScriptedEngine
-from repl_rl.engine.bars import without_semaphores
+from repl_rl.engine import ENGINES, Engine, EngineConfig, EngineOptions, ScriptedEngine
+from repl_rl.engine.vllm_subprocess import disable_tqdm_semaphores
 from tests.conftest import merged_tokenizer
 from tests.trainer.policies import tiny_model
 
@@ -51,15 +51,15 @@ KINDS: Mapping[str, Sequence[str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Scribe(EngineKind):
+class Scribe(EngineConfig):
     """The scripted engine around arithmetic."""
 
     kind: ClassVar[str] = "scribe"
     about: ClassVar[str] = "arithmetic"
 
     @asynccontextmanager
-    async def open(self, opening: Opening) -> AsyncIterator[Engine]:
-        """See `EngineKind.open`."""
+    async def open(self, opening: EngineOptions) -> AsyncIterator[Engine]:
+        """See `EngineConfig.open`."""
         allowed = sorted(set(range(300)) - opening.forbidden_ids)
         scripts = [[allowed[7 * i * i * (n + 3) % len(allowed)] for i in range(200)] for n in range(40)]
         yield ScriptedEngine(scripts, context_tokens=512, forbidden_ids=opening.forbidden_ids)
@@ -94,7 +94,7 @@ def begin(arguments: Sequence[str], log: Path) -> int:
             os.dup2(file.fileno(), 2)
         use_one_thread()
         # tqdm's lock is in memory that all forks share: one that is killed with it would block the later ones.
-        without_semaphores()
+        disable_tqdm_semaphores()
         code = cli.main(arguments)
         sys.stdout.flush()
     finally:
@@ -135,7 +135,7 @@ def wait_for_row(pid: int, run: Path, number: int) -> None:
 
 def main(out: Path, kind: str, kills: int, seed: int) -> None:
     use_one_thread()
-    ENGINES.add(Scribe)
+    ENGINES.register(Scribe)
     model = model_folder(out / "model")
     command = ["train", "--model", str(model), *SMALL, *KINDS[kind]]
     started = time.monotonic()

@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from repl_rl.engine.decoder import Decoder, Row
+from repl_rl.engine.transformers_engine import Decoder, DecodeRow
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.fast import Batch, FastPass
-from repl_rl.trainer.loop import fit
-from repl_rl.trainer.sharing import Sharing
+from repl_rl.trainer.logprobs import LogprobScorer, ScoringBatch
+from repl_rl.trainer.plugins.prefix_sharing import PrefixSharing
+from repl_rl.trainer.train_loop import run_training
 from tests.pretend import NAME, pretending
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 from tests.trainer.test_grpo import TASKS
@@ -40,7 +40,7 @@ def trained(
     """The weights after two steps; the source samples on the CPU, as another process would."""
     start = tiny_model()
     source = kind(copy.deepcopy(start), forbidden_ids=frozenset({60}))
-    final = fit(start, tiny_tokenizer(), TASKS, source, config, out, ignore, tell=sys.exit)
+    final = run_training(start, tiny_tokenizer(), TASKS, source, config, out, ignore, tell=sys.exit)
     assert next(start.parameters()).device == device, "it was trained elsewhere"
     return [float(weight.double().sum()) for _, weight in sorted(load_file(final / "model.safetensors").items())]
 
@@ -48,16 +48,16 @@ def trained(
 def scored(_: Path, device: torch.device, dtype: torch.dtype, shared: bool = False) -> list[float]:
     """Log probabilities, and the gradients' sums; in bfloat16 their lengths, since a sum is mostly rounding there."""
     model = tiny_model().to(device, dtype)
-    sharing = Sharing(sys.exit) if shared else None
+    sharing = PrefixSharing(sys.exit) if shared else None
     if sharing is not None:
-        sharing.install(model)
-    fast = FastPass(model, tokens_per_pass=200 if shared else 16, sharing=sharing)
+        sharing.install_attention(model)
+    fast = LogprobScorer(model, tokens_per_pass=200 if shared else 16, sharing=sharing)
     made = padded(forest(0), 24) if shared else batch([(2, 3), (4, 1), (1, 4)], 0)
     ids, attention, sampled = (one.to(device) for one in made)
-    step = Batch(ids, attention, sampled, sampled.any(dim=1))
-    fast.first(model, step, keep_graph=False)
-    scores = fast.again(model, step, torch.arange(len(ids), device=device), with_graph=False).logprobs
-    assert sharing is None or sharing.tally.shared
+    step = ScoringBatch(ids, attention, sampled, sampled.any(dim=1))
+    fast.score_step(model, step, keep_graph=False)
+    scores = fast.rescore(model, step, torch.arange(len(ids), device=device), with_graph=False).logprobs
+    assert sharing is None or sharing.stats.shared_tokens
     torch.autograd.backward([scores.sum()])
     gradients = [p.grad.double() for p in model.parameters() if p.grad is not None]
     told = [float(one.sum() if dtype == torch.float32 else one.norm()) for one in gradients]
@@ -69,8 +69,8 @@ def sampled(out: Path, device: torch.device) -> list[float]:
     tiny_model().save_pretrained(out)
     decoder = Decoder(out, "float32", 0, frozenset({60}), device)
     rows = [
-        Row(decoder.arena.take(), [5, 9, 11], 0, 1.0, decoder.generator_for(3)),
-        Row(decoder.arena.take(), [7], 0, 0.0, None),
+        DecodeRow(decoder.kv_cache.allocate_slot(), [5, 9, 11], 0, 1.0, decoder.make_generator(3)),
+        DecodeRow(decoder.kv_cache.allocate_slot(), [7], 0, 0.0, None),
     ]
     drawn = decoder.step(rows)
     return [number for draw in drawn for number in (float(draw.token_id), draw.logprob)]

@@ -32,16 +32,16 @@ from transformers import AutoTokenizer
 
 from repl_rl import cli
 from repl_rl.cli.train import TrainConfig
-from repl_rl.engine import ENGINES, Engine, EngineKind, Opening, ScriptedEngine
-from repl_rl.engine.bars import without_semaphores
-from repl_rl.machine.assets import asset
-from repl_rl.record.trajectory import Line
+from repl_rl.engine import ENGINES, Engine, EngineConfig, EngineOptions, ScriptedEngine
+from repl_rl.engine.vllm_subprocess import disable_tqdm_semaphores
 from repl_rl.rollout.episode import Episode
-from repl_rl.rollout.renderer import Renderer
-from repl_rl.runs.store import read
-from repl_rl.sandbox import PushResult
-from repl_rl.settings.arguments import parse
-from repl_rl.trainer.states import different, newest
+from repl_rl.rollout.token_renderer import Renderer
+from repl_rl.runs.store import read_trajectories
+from repl_rl.sandbox import LineResult
+from repl_rl.settings.argument_parser import parse
+from repl_rl.trainer.plugins.checkpoint import find_difference, find_newest_state
+from repl_rl.trajectory.trajectory import Line
+from repl_rl.utils.package_data import find_asset
 from tests.doom import Doom
 from tests.trainer.mortal import over, use_one_thread
 from tests.trainer.test_ahead_resumed import AGED, CLOCKED, ageless
@@ -129,7 +129,7 @@ SETTINGS: Mapping[str, Mapping[str, Words]] = {
         "table": (),
         "gated": ("--trainer.rewards.ok", "0.05", "--trainer.rewards.gated"),
         "function": ("--trainer.line-rewards", f"{ADD}=0.1"),
-        "potential": ("--trainer.potential", "repl_rl.credit.rewards:broken=0.1"),
+        "potential": ("--trainer.potential", "repl_rl.credit.rewards:compute_error_potential=0.1"),
     },
     "judges": {
         "task": (),
@@ -186,16 +186,16 @@ CHAT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Clerk(EngineKind):
+class Clerk(EngineConfig):
     """The scripted engine, whose scripts are Python."""
 
     kind: ClassVar[str] = "clerk"
     about: ClassVar[str] = "scripts"
 
     @asynccontextmanager
-    async def open(self, opening: Opening) -> AsyncIterator[Engine]:
-        """See `EngineKind.open`."""
-        written = Renderer.from_folder(opening.folder, "forbid").written
+    async def open(self, opening: EngineOptions) -> AsyncIterator[Engine]:
+        """See `EngineConfig.open`."""
+        written = Renderer.from_folder(opening.folder, "forbid").encode_as_sampled
         scripts = [[*written(text * 60)] for text in SCRIPTS]
         yield ScriptedEngine(scripts, context_tokens=900, forbidden_ids=opening.forbidden_ids)
 
@@ -258,10 +258,10 @@ def words(row: Row, out: Path) -> list[str]:
 
 def prepare(out: Path) -> None:
     """The policy and the files that rows name: the bundled policy with a chat template."""
-    tokenizer = AutoTokenizer.from_pretrained(asset("policies/quickstart"))
+    tokenizer = AutoTokenizer.from_pretrained(find_asset("policies/quickstart"))
     tokenizer.chat_template = CHAT
     (out / "model").mkdir(parents=True)
-    for file in asset("policies/quickstart").iterdir():
+    for file in find_asset("policies/quickstart").iterdir():
         (out / "model" / file.name).write_bytes(file.read_bytes())
     tokenizer.save_pretrained(out / "model")
     (out / "prompt.txt").write_text(OWN)
@@ -282,7 +282,7 @@ def train(arguments: Words, log: Path, kill_at: int | None = None, after_s: floa
                 os.dup2(file.fileno(), 1)
                 os.dup2(file.fileno(), 2)
             use_one_thread()
-            without_semaphores()
+            disable_tqdm_semaphores()
             note_addresses(log.with_suffix(ADDRESSES))
             doom = Doom(kill_at, after_s)
             sys.addaudithook(doom.hook)
@@ -304,7 +304,7 @@ def note_addresses(note: Path) -> None:
     """In the child: make the file `note` once a line prints an address, which no second run prints again."""
     push = Episode.push
 
-    async def noting(episode: Episode, line: Line) -> PushResult:
+    async def noting(episode: Episode, line: Line) -> LineResult:
         result = await push(episode, line)
         if " at 0x" in result.text:
             os.close(os.open(note, os.O_CREAT))
@@ -392,7 +392,7 @@ def differences(run: Path, whole: Path, promised: str) -> list[str]:
         found.append(f"other files: {sorted(mine ^ theirs)}")
     rows = [[json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()] for place in places]
     found += [f"steps {steps}" for one in rows if (steps := [row["step"] for row in one]) != list(range(1, STEPS + 1))]
-    ends = [newest(place / "states") for place in places]
+    ends = [find_newest_state(place / "states") for place in places]
     if [end.step if end else None for end in ends] not in ([STEPS, STEPS], [None, None]):
         found.append(f"states {ends}")
     summaries = [json.loads((place / "summary.json").read_text()) for place in places]
@@ -403,14 +403,14 @@ def differences(run: Path, whole: Path, promised: str) -> list[str]:
     but = (CLOCKED | AGED) if aged else set()
     told = [[without_times(row, but) for row in one] for one in rows]
     found += [f"step {n}: {unlike(*pair)}" for n, pair in enumerate(zip(*told, strict=True), 1) if pair[0] != pair[1]]
-    played = [rollouts_without_times(read(place / "trajectories")) for place in places]
+    played = [rollouts_without_times(read_trajectories(place / "trajectories")) for place in places]
     if aged:
         played = [list(map(ageless, one)) for one in played]
     found += ["other rollouts"] if played[0] != played[1] else []
     if ends[0] and ends[1]:
-        found += [] if same(ends[0].tensors(), ends[1].tensors()) else ["other state"]
-        if not aged and ends[0].said["parts"] != ends[1].said["parts"]:
-            found.append(f"other memories: {unlike(*(json.loads(end.said['parts']) for end in ends if end))}")
+        found += [] if same(ends[0].load_tensors(), ends[1].load_tensors()) else ["other state"]
+        if not aged and ends[0].metadata["parts"] != ends[1].metadata["parts"]:
+            found.append(f"other memories: {unlike(*(json.loads(end.metadata['parts']) for end in ends if end))}")
     for name in sorted(mine):
         if name.endswith((".safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth")):
             found += [] if alike(run / name, whole / name) else [f"other {name}"]
@@ -424,7 +424,7 @@ def alike(one: Path, other: Path) -> bool:
     if one.suffix == ".safetensors":
         return one.read_bytes() == other.read_bytes()
     mine, theirs = (plain(torch.load(file, weights_only=False)) for file in (one, other))
-    return different(mine, theirs) == ""
+    return find_difference(mine, theirs) == ""
 
 
 def plain(value: object) -> object:
@@ -461,7 +461,7 @@ def unlike(mine: Mapping[str, object], theirs: Mapping[str, object]) -> str:
 
 def main(out: Path, numbers: Sequence[int], seed: int) -> None:
     use_one_thread()
-    ENGINES.add(Clerk)
+    ENGINES.register(Clerk)
     prepare(out)
     parse(TrainConfig, "train", words(table()[0], out)[1:])  # fills caches of what reads command lines
     for number in numbers:

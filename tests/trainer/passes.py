@@ -19,9 +19,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from repl_rl.trainer.fast import Batch, FastPass
-from repl_rl.trainer.scoring import Laid, Tally, buckets, trees
-from repl_rl.trainer.sharing import Sharing
+from repl_rl.trainer.forward_pass import BatchLayout, PrefixSharingStats, bucket_by_length, split_into_trees
+from repl_rl.trainer.logprobs import LogprobScorer, ScoringBatch
+from repl_rl.trainer.plugins.prefix_sharing import PrefixSharing
 from tests.trainer.policies import PAD, VOCAB, tiny_model
 
 KINDS = ("ddp", "fsdp2")
@@ -35,7 +35,7 @@ LIMIT = timedelta(seconds=120)
 """A process that waits longer for the other one gives up."""
 
 
-def batch_of(step: int, rank: int, processes: int, alike: bool = False) -> tuple[Batch, Tensor]:
+def batch_of(step: int, rank: int, processes: int, alike: bool = False) -> tuple[ScoringBatch, Tensor]:
     """This process's rows of a step, with the weights of their tokens in the loss, (b, T): 0 for rows at rest.
 
     Every fifth step one half of the rows has nothing to learn, every seventh the other half has nothing sampled.
@@ -57,15 +57,15 @@ def batch_of(step: int, rank: int, processes: int, alike: bool = False) -> tuple
     real = torch.tensor([[0] * (before - len(p)) + [1] * len(p + c) + [0] * (after - len(c)) for p, c, _, _ in mine])
     sampled_T = torch.tensor([s + [False] * (after - len(s)) for _, _, s, _ in mine])
     weights_T = torch.tensor([w + [0.0] * (after - len(w)) for _, _, _, w in mine])
-    return Batch(ids_S, real, sampled_T, weights_T.any(dim=1)), weights_T
+    return ScoringBatch(ids_S, real, sampled_T, weights_T.any(dim=1)), weights_T
 
 
-def passes_of(batch: Batch, alike: bool) -> int:
+def passes_of(batch: ScoringBatch, alike: bool) -> int:
     """Passes that the learning rows of a batch need by themselves, at most."""
-    laid = Laid.of(batch.input_ids, batch.attention, batch.sampled)
-    rows = batch.learning.nonzero()[:, 0]
-    found, left = trees(laid, rows, TOKENS_PER_PASS, Tally()) if alike else ([], rows)
-    return len(found) + len(buckets(left, batch.attention.sum(dim=1), TOKENS_PER_PASS))
+    laid = BatchLayout.from_batch(batch.input_ids, batch.attention, batch.sampled_mask)
+    rows = batch.learning_rows.nonzero()[:, 0]
+    found, left = split_into_trees(laid, rows, TOKENS_PER_PASS, PrefixSharingStats()) if alike else ([], rows)
+    return len(found) + len(bucket_by_length(left, batch.attention.sum(dim=1), TOKENS_PER_PASS))
 
 
 def wrapped(model: torch.nn.Module, kind: str) -> torch.nn.Module:
@@ -84,10 +84,10 @@ def learned(kind: str, alike: bool, steps: int, out: Path) -> None:
     """Learn for so many steps, and store the weights in `out`. `kind` is `one`, `ddp` or `fsdp2`."""
     rank, processes = (0, 1) if kind == "one" else (distributed.get_rank(), distributed.get_world_size())
     model = tiny_model(hidden=16)
-    sharing = Sharing(sys.exit) if alike else None
+    sharing = PrefixSharing(sys.exit) if alike else None
     if sharing is not None:
-        sharing.install(model)
-    fast = FastPass(model, tokens_per_pass=TOKENS_PER_PASS, sharing=sharing)
+        sharing.install_attention(model)
+    fast = LogprobScorer(model, tokens_per_pass=TOKENS_PER_PASS, sharing=sharing)
     policy = wrapped(model, kind)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     uneven, shared = 0, 0
@@ -97,9 +97,9 @@ def learned(kind: str, alike: bool, steps: int, out: Path) -> None:
         # By turns, the scoring of the step serves its update or is done anew for it.
         once = step % 2 == 0
         with torch.no_grad():
-            first = fast.first(policy, batch, keep_graph=once)
-        scores = fast.again(policy, batch, torch.arange(len(weights)), with_graph=once)
-        shared += sharing is not None and sharing.tally.shared > 0
+            first = fast.score_step(policy, batch, keep_graph=once)
+        scores = fast.rescore(policy, batch, torch.arange(len(weights)), with_graph=once)
+        shared += sharing is not None and sharing.stats.shared_tokens > 0
         assert torch.allclose(first.logprobs, scores.logprobs, atol=1e-5)
         loss = -(scores.logprobs * weights).sum() * processes / ROWS
         optimizer.zero_grad()

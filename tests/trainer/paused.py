@@ -9,16 +9,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from repl_rl.machine.launched import rank
-from repl_rl.record.trajectory import Trajectory
-from repl_rl.runs.folder import RunFolder
+from repl_rl.runs.run_folder import RunFolder
 from repl_rl.tasks import Curriculum, Task
+from repl_rl.trainer.checkpoint_schedule import CheckpointSchedule
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.keeper import Keeper
-from repl_rl.trainer.loop import fit
-from repl_rl.trainer.pace import Saving
-from repl_rl.trainer.source import StepRecord
-from repl_rl.trainer.states import taken
+from repl_rl.trainer.plugins.checkpoint import CheckpointManager, open_run
+from repl_rl.trainer.rollout_source import StepRecord
+from repl_rl.trainer.train_loop import run_training
+from repl_rl.trajectory.trajectory import Trajectory
+from repl_rl.utils.processes import get_rank
 from tests.trainer.policies import tiny_model, tiny_tokenizer
 from tests.trainer.worker import SharedSource
 
@@ -48,17 +47,19 @@ def main(out: Path, stop_at: int, optimizer: str) -> None:
     model = tiny_model()
     source = Pausing(copy.deepcopy(model))
     source.stop_at = stop_at
-    is_main = rank() == 0
+    is_main = get_rank() == 0
     folder = RunFolder(out, overwrite=False, resume=True, main=is_main)
-    with taken(folder, "seed = 0\n", resume=True, main=is_main) as state:
+    with open_run(folder, "seed = 0\n", resume=True, main=is_main) as state:
 
         def on_step(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
-            folder.step(record.step, record.metrics, trajectories, record.credit)
+            folder.write_step(record.step, record.metrics, trajectories, record.credit)
 
-        keeper = Keeper(folder.states, Saving(seconds=0, share=1.0), state)
+        keeper = CheckpointManager(folder.states_folder, CheckpointSchedule(every_s=0, max_time_share=1.0), state)
         ids = [task.id for task in tasks]
         chosen = Curriculum(tasks)
-        fit(model, tiny_tokenizer(), ids, source, config, folder.checkpoints, on_step, chosen, keeper=keeper)
+        run_training(
+            model, tiny_tokenizer(), ids, source, config, folder.checkpoints_folder, on_step, chosen, keeper=keeper
+        )
 
 
 if __name__ == "__main__":

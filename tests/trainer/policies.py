@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from repl_rl.engine.forbidden import forbid
-from repl_rl.record.trajectory import (
+from repl_rl.models.lm_head import forbid_ids
+from repl_rl.trajectory.trajectory import (
     Execution,
     Failure,
     FailureKind,
@@ -81,7 +81,7 @@ class SampledSource:
     ) -> None:
         self.model = model
         self.forbidden_ids = forbidden_ids
-        forbid(model, forbidden_ids)
+        forbid_ids(model, forbidden_ids)
         self.seed = seed
         self.deaf = deaf
         self.faulty = faulty

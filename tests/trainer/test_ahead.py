@@ -18,21 +18,19 @@ from trl.trainer.utils import RepeatSampler
 
 from repl_rl.engine import Vllm
 from repl_rl.errors import ConfigError, WeightSyncError
-from repl_rl.record.trajectory import Sampled, Segment, Trajectory
-from repl_rl.runs.folder import RunFolder
-from repl_rl.runs.store import read
+from repl_rl.rollout_config import RolloutConfig
+from repl_rl.runs.run_folder import RunFolder
+from repl_rl.runs.store import read_trajectories
 from repl_rl.tasks import Curriculum, Task
+from repl_rl.trainer.checkpoint_schedule import CheckpointSchedule
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.correction import Ages, ages_of
-from repl_rl.trainer.keeper import Keeper
-from repl_rl.trainer.loop import fit
-from repl_rl.trainer.order import Order
-from repl_rl.trainer.pace import Saving
-from repl_rl.trainer.refusal import refuse_run
-from repl_rl.trainer.source import StepRecord
-from repl_rl.trainer.states import taken
-from repl_rl.trainer.weights import WEIGHTS
-from repl_rl.world import World
+from repl_rl.trainer.config_checks import validate_run
+from repl_rl.trainer.importance_sampling import Staleness, compute_token_staleness
+from repl_rl.trainer.plugins.checkpoint import CheckpointManager, TaskSampler, open_run
+from repl_rl.trainer.rollout_source import StepRecord
+from repl_rl.trainer.train_loop import run_training
+from repl_rl.trainer.weight_sync import WEIGHTS
+from repl_rl.trajectory.trajectory import Sampled, Segment, Trajectory
 from tests.trainer.policies import (
     NEWLINE,
     VOCAB,
@@ -71,7 +69,7 @@ class EarlySource:
     """
 
     forbidden_ids = frozenset[int]()
-    busy_s = 0.0
+    rollout_busy_s = 0.0
 
     def __init__(
         self, model: PreTrainedModel, lines: int = 3, quick: bool = False, deaf: bool = False, late: bool = False
@@ -93,33 +91,35 @@ class EarlySource:
         if not self.late:
             self.weights = policy_step
 
-    def begin(self, task_ids: Sequence[str], policy_step: int, finished: Mapping[int, Trajectory]) -> None:
+    def start_rollouts(self, task_ids: Sequence[str], policy_step: int, finished: Mapping[int, Trajectory]) -> None:
         begun = Begun(list(task_ids), finished, self.weights, [[] for _ in task_ids])
         self.began[policy_step] = self.under_way[policy_step] = begun
         if self.quick:
             self._write(self.most)
 
-    def finished(self, policy_step: int) -> Mapping[int, Trajectory]:
+    def get_finished_rollouts(self, policy_step: int) -> Mapping[int, Trajectory]:
         begun = self.under_way[policy_step]
         done = {n: t for n, t in self._told(policy_step).items() if len(begun.lines[n]) == self.most}
         return {**done, **begun.finished}
 
-    def ended(self, policy_step: int) -> Mapping[int, Trajectory]:
-        return self.finished(policy_step)
+    def get_ended_groups(self, policy_step: int) -> Mapping[int, Trajectory]:
+        return self.get_finished_rollouts(policy_step)
 
-    def first(self, groups: Sequence[tuple[int, Sequence[int]]]) -> int:
+    def wait_for_first_group(self, groups: Sequence[tuple[int, Sequence[int]]]) -> int:
         self._write(self.most)
-        return next(n for n, (step, places) in enumerate(groups) if set(places) <= set(self.finished(step)))
+        return next(
+            n for n, (step, places) in enumerate(groups) if set(places) <= set(self.get_finished_rollouts(step))
+        )
 
     def collect(self, task_ids: Sequence[str], policy_step: int) -> list[Trajectory]:
         if policy_step not in self.under_way:
-            self.begin(task_ids, policy_step, {})
+            self.start_rollouts(task_ids, policy_step, {})
         self._write(self.most, policy_step)
         told = {**self._told(policy_step), **self.under_way.pop(policy_step).finished}
         self.steps.append([told[n] for n in range(len(task_ids))])
         return self.steps[-1]
 
-    def probe(self, task_id: str) -> list[Trajectory]:
+    def sample_probe_lines(self, task_id: str) -> list[Trajectory]:
         self.probes.append(self.weights)
         ((written, _),) = line_of(random.Random(task_id))
         skeleton: Skeleton = [(written, ())]
@@ -171,7 +171,9 @@ def trained(
 ) -> list[dict[str, float]]:
     """The figures of each step of a training of the tiny policy on `source`."""
     told: list[dict[str, float]] = []
-    fit(tiny_model(), tiny_tokenizer(), IDS, source, config, out, lambda r, t: told.append(r.metrics), curriculum)
+    run_training(
+        tiny_model(), tiny_tokenizer(), IDS, source, config, out, lambda r, t: told.append(r.metrics), curriculum
+    )
     return told
 
 
@@ -252,13 +254,13 @@ def test_ages_are_those_of_lines_and_a_line_of_a_policy_to_come_is_refused() -> 
     (t,) = source.collect(["task 0"], 0)
     lines = iter([5, 3, 4])
     row = replace(t, policy_step=5, segments=written_by(t, lines))
-    ages = ages_of([row], len(row.completion_ids), 5, 2)
+    ages = compute_token_staleness([row], len(row.completion_ids), 5, 2)
     sizes = [len(line.token_ids) for line in row.lines]
     assert ages[ages >= 0].tolist() == [0] * sizes[0] + [2] * sizes[1] + [1] * sizes[2]
-    assert Ages.of(ages, 2).max == 1.0
+    assert Staleness.from_ages(ages, 2).max == 1.0
     for step, most in ((5, 1), (4, 9)):
         with pytest.raises(WeightSyncError, match=r"lines of the policy steps \[3, 4, 5\]"):
-            ages_of([row], len(row.completion_ids), step, most)
+            compute_token_staleness([row], len(row.completion_ids), step, most)
 
 
 @settings(max_examples=30)
@@ -273,14 +275,16 @@ def test_what_comes_next_is_what_trls_order_gives_then(
     tasks: int, a_step: int, size: int, repeats: int, at: int
 ) -> None:
     assume(tasks >= a_step)
-    order, plain = (Order.of(RepeatSampler(range(tasks), size, a_step, repeats, True, 3)) for _ in range(2))
+    order, plain = (
+        TaskSampler.from_sampler(RepeatSampler(range(tasks), size, a_step, repeats, True, 3)) for _ in range(2)
+    )
     steps = tasks // a_step
     given_ = [index for _ in range(at + 3) for index in plain]
     whole = [given_[n * a_step * size * repeats :][: a_step * size] for n in range(at + 3)]
     for _ in range(at // steps + 1):
         epoch = iter(order)
         first = next(epoch)
-    assert list(islice(order.upcoming(at), 3)) == whole[at : at + 3]
+    assert list(islice(order.iterate_upcoming(at), 3)) == whole[at : at + 3]
     assert [first, *epoch] == given_[at // steps * len(order) :][: len(order)], "looking draws nothing"
 
 
@@ -289,8 +293,8 @@ class Straggling(EarlySource):
 
     passed = 0
 
-    def first(self, groups: Sequence[tuple[int, Sequence[int]]]) -> int:
-        number = super().first(groups)
+    def wait_for_first_group(self, groups: Sequence[tuple[int, Sequence[int]]]) -> int:
+        number = super().wait_for_first_group(groups)
         step, places = groups[number]
         if (step, places[0]) != (2, 0) or self.passed == 4 or len(groups) == 1:
             return number
@@ -311,16 +315,26 @@ def play(
 ) -> None:
     """Train in `run`, from where it is; stop when a step is told of."""
     folder = RunFolder(run, overwrite=False, resume=True)
-    with taken(folder, "seed = 0\n", True) as state:
+    with open_run(folder, "seed = 0\n", True) as state:
 
         def on_step(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
-            folder.step(record.step, record.metrics, trajectories, record.credit)
+            folder.write_step(record.step, record.metrics, trajectories, record.credit)
             if record.step == stop_after:
                 raise Stopped
 
-        keeper = Keeper(folder.states, Saving(seconds=0, share=1.0), state)
+        keeper = CheckpointManager(folder.states_folder, CheckpointSchedule(every_s=0, max_time_share=1.0), state)
         chosen = Curriculum(TASKS, 7) if curriculum else None
-        fit(tiny_model(), tiny_tokenizer(), IDS, source, config, folder.checkpoints, on_step, chosen, keeper=keeper)
+        run_training(
+            tiny_model(),
+            tiny_tokenizer(),
+            IDS,
+            source,
+            config,
+            folder.checkpoints_folder,
+            on_step,
+            chosen,
+            keeper=keeper,
+        )
 
 
 @pytest.mark.parametrize(
@@ -345,11 +359,14 @@ def test_a_run_that_is_gone_on_with_keeps_what_had_ended_and_begins_the_rest_aga
     kept = {step: len(begun.finished) for step, begun in after.began.items() if begun.finished}
     assert kept == ({at: 6} if at else {}), "what took weights once had written its line"
     assert after.began[at + 1].weights == at
-    names = [[t.task_id for t in read(place / "trajectories")] for place in (tmp_path / "run", tmp_path / "whole")]
+    names = [
+        [t.task_id for t in read_trajectories(place / "trajectories")]
+        for place in (tmp_path / "run", tmp_path / "whole")
+    ]
     assert names[0] == names[1] == [task for step in tasks_of(whole) for task in step]
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(1, 9))
-    ids = [t.id for t in read(tmp_path / "run" / "trajectories")]
+    ids = [t.id for t in read_trajectories(tmp_path / "run" / "trajectories")]
     assert len(ids) == len(set(ids)) == 48
 
 
@@ -368,7 +385,7 @@ def test_a_group_that_others_pass_is_learned_from_when_it_has_ended_as_old_as_th
         told.append(trajectories)
         figures.append(record.metrics)
 
-    fit(tiny_model(), tiny_tokenizer(), IDS, source, WINDOW, tmp_path, on_step)
+    run_training(tiny_model(), tiny_tokenizer(), IDS, source, WINDOW, tmp_path, on_step)
     began = [[int(t.id.split("-")[0]) for t in step[::3]] for step in told]
     assert began == [[0, 0], [1, 1], [2, 3], [3, 4], [2, 4], [5, 5], [6, 6], [7, 7]]
     assert [{t.policy_step for t in step} for step in told] == [{step} for step in range(8)]
@@ -393,7 +410,7 @@ def test_a_run_with_a_window_that_is_gone_on_with_learns_from_each_group_once(st
     with pytest.raises(Stopped):
         play(tmp_path, Straggling(tiny_model()), stop_after, config=WINDOW)
     play(tmp_path, Straggling(tiny_model()), config=WINDOW)
-    stored = list(read(tmp_path / "trajectories"))
+    stored = list(read_trajectories(tmp_path / "trajectories"))
     assert len({t.id for t in stored}) == len(stored) == 48
     assert [t.policy_step for t in stored] == [step for step in range(8) for _ in range(6)]
 
@@ -405,25 +422,27 @@ def test_a_window_where_nothing_is_ahead_or_that_a_source_knows_nothing_of_is_re
         replace(CONFIG, groups="window(share=1.5)")
 
     class Blind(EarlySource):
-        first = None  # type: ignore[assignment]
+        wait_for_first_group = None  # type: ignore[assignment]
 
-    with pytest.raises(ConfigError, match=r"trainer\.groups is 'window'; this source of rollouts has no `first`"):
-        fit(tiny_model(), tiny_tokenizer(), IDS, Blind(tiny_model()), WINDOW, tmp_path, ignore)
+    with pytest.raises(
+        ConfigError, match=r"trainer\.groups is 'window'; this source of rollouts has no `wait_for_first_group`"
+    ):
+        run_training(tiny_model(), tiny_tokenizer(), IDS, Blind(tiny_model()), WINDOW, tmp_path, ignore)
 
 
 def test_where_sampler_and_trainer_take_turns_a_lead_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"trainer\.ahead is 2; vLLM cannot sleep while it samples.*leave it at 0"):
-        refuse_run(World(engine=Vllm(sleep=True)), CONFIG, 100)
+        validate_run(RolloutConfig(engine=Vllm(sleep=True)), CONFIG, 100)
 
 
 def test_to_keep_keys_over_a_sync_is_refused_where_no_rollout_is_under_way_in_one() -> None:
     with pytest.raises(ConfigError, match=r"kv_on_sync is 'keep'; without trainer\.ahead no .* give that too"):
-        refuse_run(World(kv_on_sync="keep"), replace(CONFIG, ahead=0), 100)
+        validate_run(RolloutConfig(kv_on_sync="keep"), replace(CONFIG, ahead=0), 100)
 
 
 def test_a_source_that_cannot_play_ahead_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"trainer\.ahead .* no `begin`; leave it at 0"):
-        fit(tiny_model(), tiny_tokenizer(), IDS, SampledSource(tiny_model()), CONFIG, tmp_path, ignore)
+        run_training(tiny_model(), tiny_tokenizer(), IDS, SampledSource(tiny_model()), CONFIG, tmp_path, ignore)
 
 
 @pytest.mark.parametrize("ahead", [1, 2])

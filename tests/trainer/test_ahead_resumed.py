@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from repl_rl.record.trajectory import Sampled, Trajectory
-from repl_rl.runs.store import read
+from repl_rl.runs.store import read_trajectories
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.states import newest
+from repl_rl.trainer.plugins.checkpoint import find_newest_state
+from repl_rl.trajectory.trajectory import Sampled, Trajectory
 from tests.trainer.policies import tiny_model
 from tests.trainer.test_ahead import CONFIG, EarlySource, Stopped, play
 from tests.trainer.test_resume import check_killed, check_killed_often, rows, same
@@ -58,7 +58,7 @@ def figures(run: Path, but: set[str]) -> list[Mapping[str, object]]:
 
 def rollouts(run: Path, aged: bool) -> list[Trajectory]:
     """Those that were learned from; `aged`: whichever weights wrote their lines."""
-    told = untimed(read(run / "trajectories"))
+    told = untimed(read_trajectories(run / "trajectories"))
     return list(map(ageless, told)) if aged else told
 
 
@@ -76,13 +76,13 @@ def check_alike(run: Path, whole: Path, aged: bool = False) -> None:
     but = CLOCKED | (AGED if aged else set())
     assert figures(run, but) == figures(whole, but)
     assert rollouts(run, aged) == rollouts(whole, aged)
-    ends = [newest(place / "states") for place in (run, whole)]
+    ends = [find_newest_state(place / "states") for place in (run, whole)]
     assert ends[0] is not None
     assert ends[1] is not None
     assert ends[0].step == ends[1].step
-    assert same(ends[0].tensors(), ends[1].tensors())
+    assert same(ends[0].load_tensors(), ends[1].load_tensors())
     if not aged:
-        assert ends[0].said["parts"] == ends[1].said["parts"]
+        assert ends[0].metadata["parts"] == ends[1].metadata["parts"]
     weights = [load_file(place / "checkpoints" / "final" / "model.safetensors") for place in (run, whole)]
     assert same(*weights)
 

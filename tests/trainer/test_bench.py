@@ -13,8 +13,8 @@ from repl_rl.errors import ConfigError, StoreError
 from repl_rl.lab.prefixes import PREFIXES, StoredStep, bench_prefixes, bench_step
 from repl_rl.lab.update import bench_update, update_cost
 from repl_rl.lab.work import CASES, Case
-from repl_rl.record.trajectory import Sampled, Segment
 from repl_rl.runs.store import write_step
+from repl_rl.trajectory.trajectory import Sampled, Segment
 
 SMALL = Case(vocab=512, observed_share=0.5, tokens=64, hidden=32, layers=1)
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from repl_rl.errors import WeightSyncError
-from repl_rl.record.trajectory import Alternative, HostCall, Sampled, Trajectory, spread
-from repl_rl.trainer.step import line_credits
+from repl_rl.trainer.grpo import compute_line_credits
+from repl_rl.trajectory.trajectory import Alternative, HostCall, Sampled, Trajectory, spread
 from tests.trainer.policies import ReplayedSource, SampledSource, tiny_model
 from tests.trainer.test_grpo import SMALL, TASKS, make, run
 
@@ -54,7 +54,7 @@ def test_a_trained_child_is_a_row_with_the_advantage_of_the_line_that_called_and
     source = CallingSource(copy.deepcopy(model))
     trainer = make(model, source, replace(CONFIG, fast=fast, micro_batch=6), tmp_path)
     run(trainer)
-    played, rows = source.steps[0], trainer.step_state.rows
+    played, rows = source.steps[0], trainer.train_batch.rows
     asked = played[1].lines[0].execution
     assert asked is not None
     one, two, three = played[1].children
@@ -63,18 +63,18 @@ def test_a_trained_child_is_a_row_with_the_advantage_of_the_line_that_called_and
     assert two.id not in {row.id for row in rows}
     assert (len(rows), trainer.args.steps_per_generation) == (16, 2)  # 15, filled up to whole parts
     assert not any(row.trainable for row in rows[15:])
-    _, advantages_L = trainer.step_state.credit[1]
+    _, advantages_L = trainer.train_batch.credit[1]
     assert advantages_L[0] != 0
     for number, child in ((12, one), (13, three), (14, four)):
         expected = spread((advantages_L[0],) * len(child.lines), child)
-        got = trainer.step_state.advantages[number]
+        got = trainer.train_batch.advantages[number]
         assert got[: len(expected)].tolist() == pytest.approx(list(expected))
         assert not got[len(expected) :].any()
         assert [bool(x) for x in got[: len(expected)]] == list(child.loss_mask)
         sampled = [p for line in child.lines for p in line.logprobs]
-        scored = trainer.scored.logprobs[number, : len(child.completion_ids)][torch.tensor(child.loss_mask)]
+        scored = trainer.scored_batch.logprobs[number, : len(child.completion_ids)][torch.tensor(child.loss_mask)]
         assert scored.tolist() == pytest.approx(sampled, abs=1e-3)
-    credit_L = line_credits(trainer.step_state, trainer.scored)
+    credit_L = compute_line_credits(trainer.train_batch, trainer.scored_batch)
     assert [len(credit) for credit in credit_L] == [len(t.lines) for t in played]
 
 
@@ -106,9 +106,9 @@ def test_an_alternative_with_an_advantage_is_a_row_from_the_same_ids_and_one_wit
     rollouts[0] = replace(rollouts[0], segments=(head, *rollouts[0].segments[1:]))
     trainer = make(model, ReplayedSource([rollouts]), CONFIG, tmp_path)
     trainer._prepare_inputs([{"prompt": task} for task in task_ids])
-    rows = trainer.step_state.rows
+    rows = trainer.train_batch.rows
     assert [row.id for row in rows if row.trainable] == [*(t.id for t in rollouts), f"{rollouts[0].id}~0.0"]
-    taught = trainer.step_state.advantages[12]
+    taught = trainer.train_batch.advantages[12]
     length = len(others[0].token_ids)
     assert taught[:length].tolist() == [0.75] * length
     assert not taught[length:].any()

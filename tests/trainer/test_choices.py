@@ -12,11 +12,10 @@ from transformers.trainer_utils import SchedulerType
 from transformers.training_args import OptimizerNames
 
 from repl_rl.errors import ConfigError
-from repl_rl.settings.arguments import read
+from repl_rl.settings.argument_parser import read_table
 from repl_rl.settings.legacy import modern
-from repl_rl.trainer import choices
-from repl_rl.trainer.choices import KLS, LOSSES, OPTIMIZERS, SCHEDULES
-from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer import config as choices
+from repl_rl.trainer.config import KLS, LOSSES, OPTIMIZERS, SCHEDULES, TrainerConfig
 from repl_rl.trainer.grpo_config import grpo_args
 from tests.trainer.policies import SampledSource, tiny_model
 from tests.trainer.test_grpo import SMALL, make, run
@@ -59,23 +58,24 @@ class Groups(TrainerCallback):
 ])  # fmt: skip
 def test_a_name_or_option_that_there_is_not_is_refused_where_it_is_written(field: str, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        read(TrainerConfig, {"steps": 10, "warmup_steps": 2, field: text}, "a file")
+        read_table(TrainerConfig, {"steps": 10, "warmup_steps": 2, field: text}, "a file")
 
 
 def test_an_optimizer_of_a_package_that_is_not_there_is_refused_with_what_to_install() -> None:
     for name in ("adamw_8bit", "paged_adamw_32bit(weight_decay=0.1)", "lion_32bit"):
         with pytest.raises(ConfigError, match=r"trainer\.optimizer is .*pip install bitsandbytes"):
-            choices.optimizer(name, found=lambda package: None)
-        assert choices.optimizer(name, found=lambda package: package)["optim"] == name.partition("(")[0]
+            choices.parse_optimizer(name, found=lambda package: None)
+        assert choices.parse_optimizer(name, found=lambda package: package)["optim"] == name.partition("(")[0]
 
 
 def test_the_defaults_are_what_the_help_spells_out() -> None:
-    spelled: dict[str, tuple[Callable[[str], choices.Arguments], str, str]] = {
+    spelled: dict[str, tuple[Callable[[str], choices.TrlArguments], str, str]] = {
         "optimizer": (
-            choices.optimizer, PLAIN.optimizer, "adamw_torch_fused(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.0)"
+            choices.parse_optimizer, PLAIN.optimizer,
+            "adamw_torch_fused(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.0)",
         ),
-        "loss": (choices.loss, PLAIN.loss, "dapo(clip_low=0.2, clip_high=0.28)"),
-        "kl": (choices.kl, "k3", "k3(beta=0.04)"),
+        "loss": (choices.parse_loss, PLAIN.loss, "dapo(clip_low=0.2, clip_high=0.28)"),
+        "kl": (choices.parse_kl, "k3", "k3(beta=0.04)"),
     }  # fmt: skip
     for made, default, whole in spelled.values():
         assert made(default) == made(whole)
@@ -132,7 +132,7 @@ def test_every_name_in_the_tables_is_known_to_trl_and_transformers(tmp_path: Pat
         assert grpo_args(replace(PLAIN, kl=kl), tmp_path).beta == 0.04
     for name in OPTIMIZERS:
         args = grpo_args(PLAIN, tmp_path)
-        args.optim = choices.optimizer(name, found=lambda package: package)["optim"]
+        args.optim = choices.parse_optimizer(name, found=lambda package: package)["optim"]
         assert OptimizerNames(args.optim).value == name
     needed = {"cosine_with_min_lr": "(min_lr_rate=0.1)", "cosine_warmup_with_min_lr": "(min_lr_rate=0.1)",
               "warmup_stable_decay": "(num_decay_steps=3)"}  # fmt: skip
@@ -150,7 +150,7 @@ def test_a_cap_and_a_tolerance_that_older_runs_recorded_are_options_now() -> Non
     table = modern({"trainer": {"importance_cap": 4.0}})["trainer"]
     assert isinstance(table, dict)
     config = TrainerConfig(importance=table["importance"])
-    assert (config.importance_cap, config.tolerance()) == (4.0, 1e-3)
+    assert (config.importance_cap, config.compute_logprob_tolerance()) == (4.0, 1e-3)
 
 
 def test_a_reward_that_nobody_can_choose_any_more_is_left_out_of_what_older_runs_recorded(

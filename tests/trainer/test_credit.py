@@ -5,19 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.credit.earnings import LineEarnings, RolloutEarnings
-from repl_rl.credit.figures import length_metrics
-from repl_rl.credit.group import Earned
+from repl_rl.credit.advantage_estimators import LineRewards, RolloutRewards
+from repl_rl.credit.rewards import GroupEntry, compute_length_metrics
 from repl_rl.errors import InvariantError
-from repl_rl.record.group import Group
-from repl_rl.record.trajectory import Prompt
+from repl_rl.trajectory.trajectory import Group, Prompt
 from tests.trainer.policies import ReplayedSource, prompt_of, tiny_model, trajectory_of
 from tests.trainer.test_grpo import SMALL, make, run
 
 
-def earned(outcome: float | None, *tokens_L: int) -> Earned:
-    lines = tuple(LineEarnings(0.0, tokens=count) for count in tokens_L)
-    return Earned("task", "prompt", RolloutEarnings(outcome, lines))
+def earned(outcome: float | None, *tokens_L: int) -> GroupEntry:
+    lines = tuple(LineRewards(0.0, tokens=count) for count in tokens_L)
+    return GroupEntry("task", "prompt", RolloutRewards(outcome, lines))
 
 
 def test_rollouts_of_one_task_from_different_prompts_are_no_group(tmp_path: Path) -> None:
@@ -38,18 +36,18 @@ def test_prompts_have_equal_keys_when_their_ids_are_equal() -> None:
 def test_length_bias_is_measured_within_groups() -> None:
     # The hard task has longer rollouts and lower outcomes; within each task, longer ones do better.
     easy, hard = (earned(0.5, 2), earned(1.0, 4)), (earned(0.0, 20), earned(0.5, 11, 11))
-    metrics = length_metrics([Group(easy), Group(hard)], [((-1.0,), (1.0,)), ((-1.0,), (1.0, 1.0))])
+    metrics = compute_length_metrics([Group(easy), Group(hard)], [((-1.0,), (1.0,)), ((-1.0,), (1.0, 1.0))])
     assert metrics["length_outcome_correlation"] == pytest.approx(1.0)
     assert metrics["length_advantage_correlation"] == pytest.approx(1.0)
     assert metrics["length_drift"] == pytest.approx(1.0), "tokens: each rollout is 1 from its group's mean"
-    turned = length_metrics([Group(easy)], [((1.0,), (-1.0,))])
+    turned = compute_length_metrics([Group(easy)], [((1.0,), (-1.0,))])
     assert turned["length_drift"] == pytest.approx(-1.0)
     assert turned["length_advantage_correlation"] == pytest.approx(-1.0)
 
 
 def test_the_advantage_of_a_rollout_is_the_mean_over_its_tokens() -> None:
     group = Group((earned(1.0, 1, 3), earned(1.0, 2)))
-    metrics = length_metrics([group], [((1.0, -1.0), (0.5,))])
+    metrics = compute_length_metrics([group], [((1.0, -1.0), (0.5,))])
     # 4 and 2 tokens, means -0.5 and 0.5: distances 1 and -1, and -0.5 and 0.5.
     assert metrics["length_drift"] == pytest.approx(-1.0)
     assert metrics["length_outcome_correlation"] == 0.0, "outcomes do not vary"
@@ -57,4 +55,4 @@ def test_the_advantage_of_a_rollout_is_the_mean_over_its_tokens() -> None:
 
 def test_rollouts_that_teach_nothing_have_no_length() -> None:
     group = Group((earned(None), earned(None)))
-    assert set(length_metrics([group], [((), ())]).values()) == {0.0}
+    assert set(compute_length_metrics([group], [((), ())]).values()) == {0.0}

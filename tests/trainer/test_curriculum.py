@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from repl_rl.cli import main
-from repl_rl.record.trajectory import Trajectory
 from repl_rl.tasks import Curriculum, Task
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.loop import fit
-from repl_rl.trainer.source import StepRecord
+from repl_rl.trainer.rollout_source import StepRecord
+from repl_rl.trainer.train_loop import run_training
+from repl_rl.trajectory.trajectory import Trajectory
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 
 TASKS = [
@@ -41,7 +41,7 @@ def play(out: Path, seed: int) -> tuple[list[list[str]], list[float]]:
         levels.append(record.metrics["level_mean"])
 
     curriculum = Curriculum(TASKS, seed)
-    fit(model, tiny_tokenizer(), [task.id for task in TASKS], source, CONFIG, out, on_step, curriculum)
+    run_training(model, tiny_tokenizer(), [task.id for task in TASKS], source, CONFIG, out, on_step, curriculum)
     assert curriculum.solve_rates["sums/1"] > 0.9 > 0.6 > curriculum.solve_rates["sums/3"]
     return steps, levels
 

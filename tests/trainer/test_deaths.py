@@ -10,16 +10,16 @@ from typing import ClassVar
 import pytest
 from safetensors.torch import load_file
 
-from repl_rl.engine import ENGINES, Engine, EngineKind, Opening
-from repl_rl.engine.mortal import MortalEngine
-from repl_rl.errors import BrokenDown
-from repl_rl.rollout.limits import RolloutLimits
-from repl_rl.runs.store import read
+from repl_rl.engine import ENGINES, Engine, EngineConfig, EngineOptions
+from repl_rl.engine.scripted_engine import FaultyEngine
+from repl_rl.errors import UnrecoverableError
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.rollout_config import RolloutConfig
+from repl_rl.runs.store import read_trajectories
+from repl_rl.trainer.checkpoint_schedule import CheckpointSchedule
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.pace import Saving
-from repl_rl.trainer.run import train
-from repl_rl.trainer.states import states_in
-from repl_rl.world import World
+from repl_rl.trainer.plugins.checkpoint import list_states
+from repl_rl.trainer.train_setup import train
 from tests.trainer.mortal import model_folder
 from tests.trainer.test_resume import rows, same
 
@@ -32,27 +32,27 @@ LIVES: list[int] = []
 
 
 @dataclass(frozen=True, slots=True)
-class Frail(EngineKind):
+class Frail(EngineConfig):
     """The scripted engine, whose process can die."""
 
     kind: ClassVar[str] = "frail"
     about: ClassVar[str] = "dies"
 
     @asynccontextmanager
-    async def open(self, opening: Opening) -> AsyncIterator[Engine]:
-        """See `EngineKind.open`."""
+    async def open(self, opening: EngineOptions) -> AsyncIterator[Engine]:
+        """See `EngineConfig.open`."""
         allowed = sorted(set(range(300)) - opening.forbidden_ids)
         scripts = [[allowed[7 * i * i * (n + 3) % len(allowed)] for i in range(200)] for n in range(40)]
-        engine = MortalEngine(scripts, context_tokens=512, forbidden_ids=opening.forbidden_ids)
-        engine.life_chunks = LIVES.pop(0) if LIVES else None
+        engine = FaultyEngine(scripts, context_tokens=512, forbidden_ids=opening.forbidden_ids)
+        engine.chunks_until_crash = LIVES.pop(0) if LIVES else None
         yield engine
 
 
 @pytest.fixture(scope="module", autouse=True)
 def frail() -> Iterator[None]:
-    ENGINES.add(Frail)
+    ENGINES.register(Frail)
     yield
-    ENGINES.kinds.pop(Frail.kind)
+    ENGINES.entries.pop(Frail.kind)
 
 
 def play(out: Path, lives: Sequence[int] = (), resume: bool = False) -> None:
@@ -60,8 +60,12 @@ def play(out: Path, lives: Sequence[int] = (), resume: bool = False) -> None:
     model = out.parent / "model"
     if not model.exists():
         model_folder(model)
-    world = World(str(model), engine="frail", concurrency=2, rollout=RolloutLimits(max_lines=1, max_line_tokens=8))
-    train(world, CONFIG, out=out, train_tasks=8, resume=resume, saving=Saving(seconds=0, share=1.0))
+    world = RolloutConfig(
+        str(model), engine="frail", concurrency=2, rollout=RolloutLimits(max_lines=1, max_line_tokens=8)
+    )
+    train(
+        world, CONFIG, out=out, train_tasks=8, resume=resume, saving=CheckpointSchedule(every_s=0, max_time_share=1.0)
+    )
 
 
 def figures(run: Path) -> list[object]:
@@ -75,7 +79,9 @@ def faults(run: Path) -> Mapping[str, int]:
 
 def check_alike(run: Path, whole: Path) -> None:
     assert figures(run) == figures(whole)
-    played = [[(t.id, t.seed, t.completion_ids) for t in read(place / "trajectories")] for place in (run, whole)]
+    played = [
+        [(t.id, t.seed, t.completion_ids) for t in read_trajectories(place / "trajectories")] for place in (run, whole)
+    ]
     assert played[0] == played[1]
     assert same(*(load_file(place / "checkpoints" / "final" / "model.safetensors") for place in (run, whole)))
 
@@ -93,10 +99,10 @@ def test_a_run_whose_engine_dies_in_every_step_ends_as_the_undisturbed_one(tmp_p
 @pytest.mark.heavy
 def test_a_run_whose_engine_dies_again_and_again_stops_with_a_state_and_can_be_gone_on_with(tmp_path: Path) -> None:
     play(tmp_path / "whole")
-    with pytest.raises(BrokenDown, match="engine scripted is 'dead 3 times in a row") as raised:
+    with pytest.raises(UnrecoverableError, match="engine scripted is 'dead 3 times in a row") as raised:
         play(tmp_path / "run", lives=[5, 0, 0])
     assert raised.value.exit_code == 3
     assert len(rows(tmp_path / "run")) >= 1
-    assert len(states_in(tmp_path / "run" / "states")) >= 1
+    assert len(list_states(tmp_path / "run" / "states")) >= 1
     play(tmp_path / "run", resume=True)
     check_alike(tmp_path / "run", tmp_path / "whole")

@@ -8,15 +8,15 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from repl_rl.cli import main
-from repl_rl.coldstart.finetune import finetune, labelled
-from repl_rl.coldstart.selection import FinetuneConfig
 from repl_rl.engine import Transformers
-from repl_rl.engine.dropout import disable_dropout
 from repl_rl.errors import ConfigError
-from repl_rl.machine.assets import asset
+from repl_rl.models.disable_dropout import disable_dropout
+from repl_rl.sft.finetune import build_labelled_example, run_finetuning
+from repl_rl.sft.select_rollouts import FinetuneConfig
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.loop import fit
-from repl_rl.trainer.refusal import refuse_model
+from repl_rl.trainer.config_checks import validate_model
+from repl_rl.trainer.train_loop import run_training
+from repl_rl.utils.package_data import find_asset
 from tests.test_finetune import RECOVERED, RENDERER, RIGHT
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 
@@ -86,7 +86,7 @@ def test_a_model_with_dropout_is_trained_beside_a_sampler_without(fast: bool, tm
                 layer.attention_dropout = share
         config = TrainerConfig(steps=2, prompts_per_step=2, group_size=4, warmup_steps=0, fast=fast)
         out = tmp_path / f"{share}" / "checkpoints"
-        fit(model, tiny_tokenizer(), TASKS, SampledSource(sampler), config, out, lambda *_: None)
+        run_training(model, tiny_tokenizer(), TASKS, SampledSource(sampler), config, out, lambda *_: None)
         return dict(model.state_dict())
 
     plain, dropped = trained(0.0), trained(0.5)
@@ -94,14 +94,14 @@ def test_a_model_with_dropout_is_trained_beside_a_sampler_without(fast: bool, tm
 
 
 def test_a_cold_start_has_none_either(tmp_path: Path) -> None:
-    examples = [labelled(trajectory, learn_errors=True) for trajectory in (RIGHT, RECOVERED)]
+    examples = [build_labelled_example(trajectory, learn_errors=True) for trajectory in (RIGHT, RECOVERED)]
     losses = []
     for share in (0.0, 0.5):
         base = tmp_path / f"base{share}"
         model = tiny_model(vocab=len(RENDERER.tokenizer))
         model.config.attention_dropout, model.config.max_position_embeddings = share, 1024
         model.save_pretrained(base)
-        losses.append(finetune(base, RENDERER, examples, tmp_path / f"out{share}", FinetuneConfig(steps=2)))
+        losses.append(run_finetuning(base, RENDERER, examples, tmp_path / f"out{share}", FinetuneConfig(steps=2)))
     assert losses[0] == losses[1]
 
 
@@ -122,10 +122,10 @@ def test_a_model_that_routes_at_random_in_training_is_refused_before_anything_op
     with pytest.raises(ConfigError, match=r"router_jitter_noise is 0\.4; phimoe draws experts at random"):
         disable_dropout(model)
     folder, out = tmp_path / "model", tmp_path / "out"
-    shutil.copytree(asset("policies/quickstart"), folder)
+    shutil.copytree(find_asset("policies/quickstart"), folder)
     model.save_pretrained(folder)
     with pytest.raises(ConfigError, match="draws experts at random"):
-        refuse_model(folder, Transformers(), TrainerConfig(), frozenset)
+        validate_model(folder, Transformers(), TrainerConfig(), frozenset)
     for verb in (f"train --out {out}", f"sft --samples 1 --out {out / 'policy'}"):
         assert main([*verb.split(), "--model", str(folder), "--engine", "transformers"]) == 2
         assert "draws experts at random in training" in capsys.readouterr().err

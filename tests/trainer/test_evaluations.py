@@ -13,18 +13,17 @@ from torch import Tensor
 
 from repl_rl.cli.train import TrainConfig
 from repl_rl.errors import ConfigError
-from repl_rl.record.trajectory import Trajectory
-from repl_rl.runs.folder import RunFolder
-from repl_rl.settings.toml import dump
-from repl_rl.tasks import split_of
+from repl_rl.rollout_config import find_recorded_task
+from repl_rl.runs.run_folder import RunFolder
+from repl_rl.settings.argument_parser import dump_toml
+from repl_rl.tasks import get_split
+from repl_rl.trainer.checkpoint_schedule import CheckpointSchedule
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.evaluations import Evaluation
-from repl_rl.trainer.keeper import Keeper
-from repl_rl.trainer.loop import fit
-from repl_rl.trainer.pace import Saving
-from repl_rl.trainer.source import StepRecord
-from repl_rl.trainer.states import states_in, taken
-from repl_rl.world import recorded_task
+from repl_rl.trainer.plugins.checkpoint import CheckpointManager, list_states, open_run
+from repl_rl.trainer.plugins.periodic_evaluation import Evaluation
+from repl_rl.trainer.rollout_source import StepRecord
+from repl_rl.trainer.train_loop import run_training
+from repl_rl.trajectory.trajectory import Trajectory
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 from tests.trainer.test_grpo import TASKS
 
@@ -55,7 +54,7 @@ def trained(
         rows.append(record.metrics)
 
     evaluation = Evaluation(every, watched.play) if every else None
-    fit(model, tiny_tokenizer(), TASKS, source, config, out, on_step, evaluation=evaluation)
+    run_training(model, tiny_tokenizer(), TASKS, source, config, out, on_step, evaluation=evaluation)
     return source, watched, rows
 
 
@@ -110,7 +109,7 @@ def test_a_resumed_run_has_the_best_policy_of_its_own_steps_though_others_came_o
 ) -> None:
     weights: dict[int, dict[str, Tensor]] = {}
 
-    def play(scores: Mapping[int, float], stop_at: int, saving: Saving) -> None:
+    def play(scores: Mapping[int, float], stop_at: int, saving: CheckpointSchedule) -> None:
         folder = RunFolder(tmp_path / "run", overwrite=False, resume=True)
         source = SampledSource(tiny_model())
         watched = Watched(source, scores)
@@ -119,22 +118,22 @@ def test_a_resumed_run_has_the_best_policy_of_its_own_steps_though_others_came_o
         def on_step(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
             if record.step == stop_at:
                 raise Broken
-            folder.step(record.step, record.metrics, trajectories, record.credit)
+            folder.write_step(record.step, record.metrics, trajectories, record.credit)
 
-        with taken(folder, "", resume=True) as state:
-            keeper = Keeper(folder.states, saving, state)
-            evaluation, out = Evaluation(1, watched.play), folder.checkpoints
-            fit(
+        with open_run(folder, "", resume=True) as state:
+            keeper = CheckpointManager(folder.states_folder, saving, state)
+            evaluation, out = Evaluation(1, watched.play), folder.checkpoints_folder
+            run_training(
                 tiny_model(), tiny_tokenizer(), TASKS, source, SMALL, out, on_step, evaluation=evaluation, keeper=keeper
             )
 
     first = {1: 0.5, 2: 0.2, 3: 0.6, 4: 0.7, 5: 0.8}  # rollouts need not repeat, nor need what is found of them
     with pytest.raises(Broken):
-        play(first, 3, Saving(seconds=0, share=1.0))
+        play(first, 3, CheckpointSchedule(every_s=0, max_time_share=1.0))
     with pytest.raises(Broken):
-        play(first, stop_at, Saving(seconds=1e6))
-    assert [place.name for place in states_in(tmp_path / "run" / "states")] == ["000001", "000002"]
-    play(second, 0, Saving(seconds=1e6))
+        play(first, stop_at, CheckpointSchedule(every_s=1e6))
+    assert [place.name for place in list_states(tmp_path / "run" / "states")] == ["000001", "000002"]
+    play(second, 0, CheckpointSchedule(every_s=1e6))
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     best = max(second, key=second.__getitem__)
     assert rows[-1]["eval/best_step"] == best
@@ -150,7 +149,7 @@ def questions(path: Path, *texts: str) -> str:
 
 def test_a_validation_file_holds_the_held_out_tasks_and_all_others_are_trained_on(tmp_path: Path) -> None:
     many = [f"What is {n} + 1?" for n in range(30)]
-    assert {split_of(text) for text in many} == {split_of(many[0]), "held_out", "train"}
+    assert {get_split(text) for text in many} == {get_split(many[0]), "held_out", "train"}
     tasks = questions(tmp_path / "tasks.jsonl", *many)
     validation = questions(tmp_path / "validation.jsonl", "What is 1 + 99?", many[3])
     training, held_out = TrainConfig(tasks=tasks, validation=validation).split_tasks()
@@ -171,8 +170,8 @@ def test_held_out_tasks_have_the_judge_that_training_has(tmp_path: Path, judge: 
         assert {task.judge for task in training} == {task.judge for task in held_out} == {wanted}
         run = tmp_path / (config.validation and "validated") / "run"
         run.mkdir(parents=True)
-        (run / "config.toml").write_text(dump(config))
-        assert recorded_task(run, held_out[0].id, config) == held_out[0]
+        (run / "config.toml").write_text(dump_toml(config))
+        assert find_recorded_task(run, held_out[0].id, config) == held_out[0]
 
 
 @pytest.mark.parametrize("judge", ["", "task", "numeric"])

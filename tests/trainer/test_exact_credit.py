@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repl_rl.credit.advantages import ESTIMATORS
-from repl_rl.credit.rewards import NO_SHAPING
-from repl_rl.credit.states import line_states
-from repl_rl.record.trajectory import NamedReward, Observed, Sampled, Segment, Trajectory
+from repl_rl.credit.advantage_estimators import ESTIMATORS
+from repl_rl.credit.rewards import NO_SHAPING, compute_line_states
+from repl_rl.trajectory.trajectory import NamedReward, Observed, Sampled, Segment, Trajectory
 from tests.trainer.policies import draw, prompt_of, trajectory_of
 from tests.trainer.test_grpo import SMALL, token_gradients
 
@@ -46,7 +45,7 @@ def allowed(name: str, group: Sequence[Trajectory], before: Rows, after: Rows, i
     if name == "return_to_go":
         return {place for place in every if left_to_earn(before, *place) != left_to_earn(after, *place)}
     if name == "state_anchor":
-        states = [line_states(t) for t in group]
+        states = [compute_line_states(t) for t in group]
         return {place for place in every if anchored(states, before, *place) != anchored(states, after, *place)}
     if name == "merged_prefixes":
         return {(i, k) for k in range(at + 1)}

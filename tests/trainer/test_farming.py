@@ -6,14 +6,17 @@ from statistics import fmean
 
 import pytest
 
-from repl_rl.credit.advantages import ESTIMATORS
-from repl_rl.credit.figures import earned_metrics, shaping_metrics
-from repl_rl.credit.group import earned_by, group_advantages
-from repl_rl.record.group import Group
-from repl_rl.record.metrics import describe
-from repl_rl.record.trajectory import Stop, Trajectory
+from repl_rl.credit.advantage_estimators import ESTIMATORS
+from repl_rl.credit.rewards import (
+    build_group_entry,
+    compute_credit_metrics,
+    compute_group_advantages,
+    compute_shaping_metrics,
+)
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.loop import credit_of
+from repl_rl.trainer.train_loop import build_credit_config
+from repl_rl.trajectory.trajectory import Group, Stop, Trajectory
+from repl_rl.trajectory.trajectory_metrics import compute_trajectory_metrics
 from tests.worlds import TASK, world
 
 HONEST = ["x = 6 * 7\n", "x\n", "submit_final_answer({answer})\n"]
@@ -36,9 +39,9 @@ def played(lines: Sequence[str], answer: str = "") -> Trajectory:
 
 
 def advantages(group: Sequence[Trajectory], estimator: str, step: int = 0) -> list[tuple[float, ...]]:
-    credit = credit_of(TrainerConfig(estimator=estimator))
-    earned = tuple(earned_by(t, credit) for t in group)
-    return list(group_advantages(Group(earned), credit, step))
+    credit = build_credit_config(TrainerConfig(estimator=estimator))
+    earned = tuple(build_group_entry(t, credit) for t in group)
+    return list(compute_group_advantages(Group(earned), credit, step))
 
 
 def mean_of_tokens(t: Trajectory, advantages_L: Sequence[float]) -> float:
@@ -60,14 +63,17 @@ def test_farming_gains_nothing_over_an_honest_rollout_of_equal_outcome(farm: str
 
 @pytest.mark.parametrize("farm", FARMS)
 def test_farming_shows_in_the_indicators(farm: str) -> None:
-    honest, farmed = describe([played(HONEST, "42")]), describe([played(FARMS[farm], "42")])
+    honest, farmed = (
+        compute_trajectory_metrics([played(HONEST, "42")]),
+        compute_trajectory_metrics([played(FARMS[farm], "42")]),
+    )
     assert honest[INDICATORS[farm]] == 0.0
     assert farmed[INDICATORS[farm]] >= 1 / 3
 
 
 def test_print_spam_is_printing_what_was_printed_or_what_computes_nothing() -> None:
     lines = ["y = 'a'\n", "print(y)\n", "print(y, 1)\n", "print(y)\n", "print('a', 2)\n", "submit_final_answer(1)\n"]
-    figures = describe([played(lines)])
+    figures = compute_trajectory_metrics([played(lines)])
     assert figures["print_rate"] == pytest.approx(4 / 6)
     assert figures["print_spam_rate"] == pytest.approx(2 / 6), "the repeated print, and that of literals"
 
@@ -87,14 +93,17 @@ def test_print_spam_is_printing_what_was_printed_or_what_computes_nothing() -> N
     ],
 )
 def test_rollouts_that_name_frames_gc_or_builtins_are_counted(line: str, share: float) -> None:
-    assert describe([played([line, "submit_final_answer(1)\n"])])["introspection_rate"] == share
-    assert describe([played([f"submit_final_answer({line.strip()!r})\n"])])["introspection_rate"] == share
+    assert compute_trajectory_metrics([played([line, "submit_final_answer(1)\n"])])["introspection_rate"] == share
+    assert (
+        compute_trajectory_metrics([played([f"submit_final_answer({line.strip()!r})\n"])])["introspection_rate"]
+        == share
+    )
 
 
 def test_paid_shaping_shows_as_a_share_of_the_return_and_as_its_correlation_with_the_outcome() -> None:
-    credit = credit_of(TrainerConfig())
+    credit = build_credit_config(TrainerConfig())
     group = [played(HONEST, "42"), played(HONEST, "41"), *map(played, MATES)]
-    metrics = shaping_metrics([earned_by(t, credit) for t in group])
+    metrics = compute_shaping_metrics([build_group_entry(t, credit) for t in group])
     assert metrics["shaping_mean"] == pytest.approx(-0.2 / 4)
     assert metrics["shaping_share"] == pytest.approx(0.2 / (0.2 + 2.0))
     assert metrics["shaping_correlation"] == pytest.approx(0.0), "one error solved, one did not"
@@ -102,10 +111,10 @@ def test_paid_shaping_shows_as_a_share_of_the_return_and_as_its_correlation_with
 
 @pytest.mark.parametrize(("estimator", "bitten"), [("process", 1 / 2), ("return_to_go", 1 / 2), ("two_stream", 0.0)])
 def test_how_often_the_bound_bit_is_told_where_shaping_is_added_up(estimator: str, bitten: float) -> None:
-    credit = credit_of(TrainerConfig(estimator=estimator))
+    credit = build_credit_config(TrainerConfig(estimator=estimator))
     errors = [["1 / 0\n"] * count + ["submit_final_answer(42)\n"] for count in (5, 6)]
-    earned = [earned_by(played(lines), credit) for lines in errors]
-    assert earned_metrics(earned, credit)["bound_rate"] == bitten
+    earned = [build_group_entry(played(lines), credit) for lines in errors]
+    assert compute_credit_metrics(earned, credit)["bound_rate"] == bitten
 
 
 def test_errors_cost_no_more_than_the_tables_bound_where_shaping_is_added_up() -> None:

@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from repl_rl.engine.forbidden import forbid
 from repl_rl.errors import ConfigError, WeightSyncError
+from repl_rl.models.lm_head import forbid_ids
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.loop import fit
-from repl_rl.trainer.scoring import install, score_rows
-from repl_rl.trainer.source import StepRecord
+from repl_rl.trainer.forward_pass import compute_logprobs, install_scoring_forward
+from repl_rl.trainer.rollout_source import StepRecord
+from repl_rl.trainer.train_loop import run_training
 from tests.trainer.policies import VOCAB, SampledSource, tiny_model, tiny_tokenizer
 from tests.trainer.test_grpo import Gradients, make
 from tests.trainer.test_scoring import batch
@@ -30,7 +30,7 @@ ids_st = st.frozensets(st.integers(3, VOCAB - 1), max_size=VOCAB - 5)
 
 def forbidding(model: PreTrainedModel, ids: frozenset[int]) -> PreTrainedModel:
     made = copy.deepcopy(model)
-    forbid(made, ids)
+    forbid_ids(made, ids)
     return made
 
 
@@ -72,8 +72,8 @@ def test_scores_entropies_and_gradients_of_the_fast_path_are_those_of_the_renorm
     if not sampled.any():
         return
     fast, plain = forbidding(tiny_model(), ids), tiny_model()
-    install(fast)
-    scores = score_rows(fast, tokens, attention, sampled, torch.arange(2), 64)
+    install_scoring_forward(fast)
+    scores = compute_logprobs(fast, tokens, attention, sampled, torch.arange(2), 64)
     logits = torch.stack([row_logits(plain, row, mask) for row, mask in zip(tokens, attention, strict=True)])
     logits = logits.index_fill(-1, torch.tensor(sorted(ids), dtype=torch.long), -torch.inf)
     all_logprobs = logits.log_softmax(-1)[:, start - 1 : -1]
@@ -101,7 +101,7 @@ def test_a_training_run_has_no_gap_and_moves_no_forbidden_row(fast: bool, tmp_pa
     before = start.lm_head.weight.detach().clone()
     source = SampledSource(copy.deepcopy(start), forbidden_ids=FORBIDDEN)
     seen: list[StepRecord] = []
-    final = fit(
+    final = run_training(
         start,
         tiny_tokenizer(),
         TASKS,
@@ -140,7 +140,7 @@ def test_a_trainer_that_forbids_what_its_sampler_does_not_is_stopped_at_the_firs
     source = SampledSource(copy.deepcopy(model))
     source.forbidden_ids = FORBIDDEN  # says so, and samples from all ids
     with pytest.raises(WeightSyncError, match="a sampled log probability is"):
-        fit(model, tiny_tokenizer(), TASKS, source, SMALL, tmp_path, lambda *_: None)
+        run_training(model, tiny_tokenizer(), TASKS, source, SMALL, tmp_path, lambda *_: None)
 
 
 @pytest.mark.parametrize("rank", [0, 2])
@@ -149,7 +149,7 @@ def test_no_checkpoint_holds_the_mask(rank: int, tmp_path: Path) -> None:
     names = set(model.state_dict())
     source = SampledSource(copy.deepcopy(model), forbidden_ids=FORBIDDEN)
     config = replace(SMALL, steps=1, save_every=0 if rank else 1, lora_rank=rank)
-    final = fit(model, tiny_tokenizer(), TASKS, source, config, tmp_path, lambda *_: None)
+    final = run_training(model, tiny_tokenizer(), TASKS, source, config, tmp_path, lambda *_: None)
     files = [final / "model.safetensors", *tmp_path.glob("checkpoint-*/model.safetensors")]
     assert len(files) == (1 if rank else 2)
     for file in files:
@@ -164,7 +164,7 @@ def test_an_output_layer_with_a_bias_is_refused_in_one_line() -> None:
     model = tiny_model()
     model.lm_head = torch.nn.Linear(32, VOCAB)
     with pytest.raises(ConfigError, match=r"overshoot forbid with an output layer is 'Linear'; .*--overshoot carry"):
-        forbid(model, FORBIDDEN)
+        forbid_ids(model, FORBIDDEN)
 
 
 def test_other_ids_forbidden_later_take_the_place_of_the_first() -> None:

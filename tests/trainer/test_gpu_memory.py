@@ -6,26 +6,26 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from repl_rl.coldstart.fresh import random_policy
 from repl_rl.engine import Vllm
-from repl_rl.engine.names import outline
 from repl_rl.errors import ConfigError
-from repl_rl.machine.assets import asset
+from repl_rl.models.parameter_names import load_skeleton
+from repl_rl.rollout_config import RolloutConfig
+from repl_rl.sft.create_random_model import make_random_policy
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.gpu_memory import GpuMemory, count_trainer_bytes, validate_gpu_memory
+from repl_rl.trainer.config_checks import GpuMemory, count_trainer_bytes, validate_gpu_memory
 from repl_rl.trainer.grpo_config import loaded_dtype
-from repl_rl.trainer.lora import adapted
-from repl_rl.world import World
+from repl_rl.trainer.plugins.lora import add_adapters
+from repl_rl.utils.package_data import find_asset
 from tests import documents
 
 GIB = 1 << 30
-BUNDLED = outline(asset("policies/quickstart")).model
+BUNDLED = load_skeleton(find_asset("policies/quickstart")).model
 WEIGHTS = 4 * sum(weight.numel() for weight in BUNDLED.parameters())
 """Bytes of the bundled policy in float32."""
 
 
 def policy() -> PreTrainedModel:
-    return random_policy(512, 0, 1, hidden=128, layers=2, heads=4)
+    return make_random_policy(512, 0, 1, hidden=128, layers=2, heads=4)
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
@@ -44,7 +44,7 @@ def test_weights_gradients_and_moments_are_those_that_tensors_take(rank: int, dt
     config = TrainerConfig(lora_rank=rank, dtype="bfloat16" if dtype == "bfloat16" else "float32")
     model = policy().to(loaded_dtype(config))
     found = count_trainer_bytes(model, config)
-    chosen = adapted(model, rank, seed=0) if rank else model
+    chosen = add_adapters(model, rank, seed=0) if rank else model
     learned = [weight for weight in chosen.parameters() if weight.requires_grad]
     assert found == {
         "weights": sum(weight.nbytes for weight in chosen.parameters()),
@@ -79,7 +79,7 @@ def on(free: int, total: int | None = None) -> GpuMemory:
     return GpuMemory(free, free if total is None else total)
 
 
-def fits(world: World, memory: GpuMemory, local: bool = True) -> bool:
+def fits(world: RolloutConfig, memory: GpuMemory, local: bool = True) -> bool:
     """Return True if a run of the bundled policy begins; it has weights, gradients and two moments."""
     try:
         validate_gpu_memory(world, TrainerConfig(), local, memory)
@@ -89,31 +89,31 @@ def fits(world: World, memory: GpuMemory, local: bool = True) -> bool:
 
 
 @pytest.mark.parametrize(("world", "needed"), [
-    (World(engine="transformers"), 5 * WEIGHTS),
-    (World(engine="transformers", dtype="bfloat16"), 4 * WEIGHTS + WEIGHTS // 2),
-    (World(engine=Vllm(kv_cache_gib=1)), 5 * WEIGHTS + GIB),
-    (World(engine=Vllm(kv_cache_gib=1, sleep=True)), 4 * WEIGHTS + GIB),
+    (RolloutConfig(engine="transformers"), 5 * WEIGHTS),
+    (RolloutConfig(engine="transformers", dtype="bfloat16"), 4 * WEIGHTS + WEIGHTS // 2),
+    (RolloutConfig(engine=Vllm(kv_cache_gib=1)), 5 * WEIGHTS + GIB),
+    (RolloutConfig(engine=Vllm(kv_cache_gib=1, sleep=True)), 4 * WEIGHTS + GIB),
 ])  # fmt: skip
-def test_a_run_begins_where_what_it_takes_is_free_to_the_byte(world: World, needed: int) -> None:
+def test_a_run_begins_where_what_it_takes_is_free_to_the_byte(world: RolloutConfig, needed: int) -> None:
     """A vLLM that sleeps is awake while there are no gradients."""
     assert fits(world, on(needed))
     assert not fits(world, on(needed - 1))
 
 
 def test_a_vllm_without_a_cache_of_a_size_takes_its_share_of_the_gpu() -> None:
-    world = World(engine=Vllm())
+    world = RolloutConfig(engine=Vllm())
     assert fits(world, on(24 * GIB))
     assert not fits(world, on(24 * GIB * 92 // 100 + WEIGHTS, 24 * GIB))
     assert fits(replace(world, engine=Vllm(sleep=True)), on(24 * GIB * 92 // 100 + 4 * WEIGHTS, 24 * GIB))
 
 
 def test_an_engine_elsewhere_takes_nothing_here() -> None:
-    assert fits(World(engine=Vllm(kv_cache_gib=30)), on(4 * WEIGHTS), local=False)
+    assert fits(RolloutConfig(engine=Vllm(kv_cache_gib=30)), on(4 * WEIGHTS), local=False)
 
 
 def test_a_run_that_cannot_fit_is_refused_with_what_it_takes_and_the_page_shows_it() -> None:
     with pytest.raises(ConfigError) as refused:
-        validate_gpu_memory(World(engine=Vllm(kv_cache_gib=30)), TrainerConfig(), memory=on(24 * GIB))
+        validate_gpu_memory(RolloutConfig(engine=Vllm(kv_cache_gib=30)), TrainerConfig(), memory=on(24 * GIB))
     assert refused.value.exit_code == 2
     (shown,) = documents.blocks("text", "docs/gpu.md")
     assert " ".join(shown.split()) == f"repl-rl: error: {refused.value}"
@@ -126,12 +126,12 @@ def test_a_run_that_cannot_fit_is_refused_with_what_it_takes_and_the_page_shows_
 ])  # fmt: skip
 def test_only_options_that_go_with_the_run_are_named(engine: Vllm | str, config: TrainerConfig, options: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        validate_gpu_memory(World(engine=engine), config, memory=on(1000))
+        validate_gpu_memory(RolloutConfig(engine=engine), config, memory=on(1000))
     assert str(refused.value).endswith(f"; choose {options} or a GPU with more memory")
 
 
 def test_a_gpu_on_which_vllm_would_not_start_is_refused() -> None:
-    world, memory = World(engine=Vllm(kv_cache_gib=1)), on(20 * GIB, 24 * GIB)
+    world, memory = RolloutConfig(engine=Vllm(kv_cache_gib=1)), on(20 * GIB, 24 * GIB)
     with pytest.raises(ConfigError, match=r"is '20 GiB'; vLLM starts only where 92% of 24 GiB are free"):
         validate_gpu_memory(world, TrainerConfig(), memory=memory)
     assert fits(replace(world, engine="transformers"), memory)
@@ -140,9 +140,9 @@ def test_a_gpu_on_which_vllm_would_not_start_is_refused() -> None:
 @pytest.mark.parametrize("variable", ["ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"])
 def test_nothing_is_checked_where_weights_are_sharded(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, "true")
-    assert fits(World(engine="transformers"), on(1))
+    assert fits(RolloutConfig(engine="transformers"), on(1))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_machine_without_a_gpu_has_nothing_to_check() -> None:
-    validate_gpu_memory(World(engine=Vllm(kv_cache_gib=1_000_000)), TrainerConfig())
+    validate_gpu_memory(RolloutConfig(engine=Vllm(kv_cache_gib=1_000_000)), TrainerConfig())

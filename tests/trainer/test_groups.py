@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 from accelerate import Accelerator
 
-from repl_rl.credit.stops import StopPolicy
+from repl_rl.credit.rewards import StopPolicy
 from repl_rl.errors import ConfigError
-from repl_rl.record.trajectory import NamedReward, Trajectory
 from repl_rl.tasks import Curriculum, Task
-from repl_rl.trainer.choices import Plan, Refill
-from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.groups import Groups, teaches_nothing
-from repl_rl.trainer.loop import fit
-from repl_rl.trainer.source import StepRecord
+from repl_rl.trainer.config import DynamicSamplingOptions, GroupSamplingOptions, TrainerConfig
+from repl_rl.trainer.dynamic_sampling import GroupSampler, has_zero_variance
+from repl_rl.trainer.rollout_source import StepRecord
+from repl_rl.trainer.train_loop import run_training
+from repl_rl.trajectory.trajectory import NamedReward, Trajectory
 from tests.trainer.policies import SampledSource, prompt_of, tiny_model, tiny_tokenizer, trajectory_of
 from tests.trainer.test_processes import launch
 
@@ -60,9 +59,13 @@ def some_dull(task: str, number: int) -> float:
 
 
 def groups_of(
-    source: Told, plan: Plan, curriculum: Curriculum | None = None, stops: StopPolicy | None = None, seed: int = 0
-) -> Groups:
-    return Groups(source, IDS, 2, Accelerator(cpu=True), plan, curriculum, stops, seed)
+    source: Told,
+    plan: GroupSamplingOptions,
+    curriculum: Curriculum | None = None,
+    stops: StopPolicy | None = None,
+    seed: int = 0,
+) -> GroupSampler:
+    return GroupSampler(source, IDS, 2, Accelerator(cpu=True), plan, curriculum, stops, seed)
 
 
 def tasks_of(rollouts: Sequence[Trajectory]) -> list[str]:
@@ -71,8 +74,8 @@ def tasks_of(rollouts: Sequence[Trajectory]) -> list[str]:
 
 def test_a_group_whose_outcomes_are_equal_gives_its_place_to_another_task() -> None:
     source = Told(some_dull)
-    groups = groups_of(source, Refill(2))
-    found = tasks_of(groups.play(["task 0", "task 0", "task 5", "task 5", "task 1", "task 1"], 0))
+    groups = groups_of(source, DynamicSamplingOptions(2))
+    found = tasks_of(groups.collect(["task 0", "task 0", "task 5", "task 5", "task 1", "task 1"], 0))
     assert found[2:4] == ["task 5"] * 2
     assert found[0] == found[1] != found[4] == found[5]
     assert not {*found} & {"task 0", "task 1"}
@@ -84,8 +87,8 @@ def test_a_group_whose_outcomes_are_equal_gives_its_place_to_another_task() -> N
 
 def test_what_teaches_nothing_still_is_learned_from_after_the_last_round() -> None:
     source = Told(all_dull)
-    groups = groups_of(source, Refill(3))
-    found = tasks_of(groups.play(["task 0", "task 0"], 0))
+    groups = groups_of(source, DynamicSamplingOptions(3))
+    found = tasks_of(groups.collect(["task 0", "task 0"], 0))
     assert [asked[0] for asked in source.asked] == [*dict.fromkeys(asked[0] for asked in source.asked)], "each is new"
     assert len(source.asked) == 4
     assert found == source.asked[-1]
@@ -108,16 +111,16 @@ def test_a_right_answer_counts_as_solved_whatever_it_is_worth() -> None:
             learned.extend(outcomes)
 
     curriculum = Told([Task(i, f"{i}?", "1", family=f"odd/{n % 2}") for n, i in enumerate(IDS)])
-    groups = groups_of(Discounted(all_dull), Refill(1), curriculum)
-    groups.play(["task 0", "task 0"], 0)
+    groups = groups_of(Discounted(all_dull), DynamicSamplingOptions(1), curriculum)
+    groups.collect(["task 0", "task 0"], 0)
     assert groups.metrics["solve_rate_played"] == 1.0
     assert [solved for _, solved in learned] == [1.0, 1.0]
 
 
 def test_when_no_other_task_is_left_the_step_goes_on_with_what_there_is() -> None:
     source = Told(all_dull)
-    groups = groups_of(source, Refill(99))
-    assert len(groups.play(["task 0", "task 0"], 0)) == 2
+    groups = groups_of(source, DynamicSamplingOptions(99))
+    assert len(groups.collect(["task 0", "task 0"], 0)) == 2
     assert len(source.asked) == len(IDS)
 
 
@@ -128,7 +131,7 @@ def test_when_no_other_task_is_left_the_step_goes_on_with_what_there_is() -> Non
 def test_equal_are_outcomes_that_no_rollout_that_counts_differs_in(
     outcomes: Sequence[float | None], nothing: bool
 ) -> None:
-    assert teaches_nothing(outcomes) == nothing
+    assert has_zero_variance(outcomes) == nothing
 
 
 def test_failed_rollouts_and_masked_stops_do_not_make_a_difference() -> None:
@@ -136,19 +139,19 @@ def test_failed_rollouts_and_masked_stops_do_not_make_a_difference() -> None:
         return None if task == "task 0" and number == 0 else float(number % 2)
 
     source = Told(outcome)
-    assert tasks_of(groups_of(source, Refill(1)).play(["task 0"] * 2, 0)) != ["task 0"] * 2
+    assert tasks_of(groups_of(source, DynamicSamplingOptions(1)).collect(["task 0"] * 2, 0)) != ["task 0"] * 2
     source = Told(mixed)
-    masked = groups_of(source, Refill(1), stops=StopPolicy(mask=("max_lines",)))
-    masked.play(["task 0"] * 2, 0)
+    masked = groups_of(source, DynamicSamplingOptions(1), stops=StopPolicy(mask=("max_lines",)))
+    masked.collect(["task 0"] * 2, 0)
     assert masked.metrics["groups_refilled"] == 1.0
 
 
 def test_the_same_seed_draws_the_same_tasks() -> None:
     def found(seed: int) -> list[list[str]]:
         source = Told(some_dull)
-        groups = groups_of(source, Refill(2), seed=seed)
+        groups = groups_of(source, DynamicSamplingOptions(2), seed=seed)
         for step in range(5):
-            groups.play(["task 0", "task 0", "task 1", "task 1"], step)
+            groups.collect(["task 0", "task 0", "task 1", "task 1"], step)
         return source.asked
 
     assert found(3) == found(3) != found(4)
@@ -158,9 +161,9 @@ def test_a_curriculum_draws_the_others_and_hears_of_what_was_thrown_away() -> No
     tasks = [Task(i, f"{i}?", "1", family="easy" if n < 6 else "hard") for n, i in enumerate(IDS)]
     curriculum = Curriculum(tasks)
     source = Told(lambda task, number: 1.0 if task in IDS[:6] else float(number % 2))
-    groups = groups_of(source, Refill(4), curriculum=curriculum)
+    groups = groups_of(source, DynamicSamplingOptions(4), curriculum=curriculum)
     for step in range(30):
-        groups.play(["task 0"] * 4, step)
+        groups.collect(["task 0"] * 4, step)
     rates = curriculum.solve_rates
     assert rates["easy"] > 0.8, "thrown away, and known to be too easy"
     assert rates["hard"] == 0.5, "what is learned from is told by the trainer"
@@ -191,7 +194,7 @@ def test_the_trainer_learns_from_the_others_alone_and_tells_what_it_threw_away(t
 
     config = TrainerConfig(steps=3, prompts_per_step=4, group_size=2, warmup_steps=0, groups="refill(most=9)")
     model = tiny_model()
-    fit(model, tiny_tokenizer(), IDS, Dull(tiny_model()), config, tmp_path, on_step)
+    run_training(model, tiny_tokenizer(), IDS, Dull(tiny_model()), config, tmp_path, on_step)
     assert all(not tasks & {*IDS[:6]} and len(tasks) == 4 for tasks in learned)
     assert sum(row["groups_refilled"] for row in rows) > 0
     assert all(row["rollouts_cut"] == 2 * row["groups_refilled"] for row in rows)

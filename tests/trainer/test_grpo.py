@@ -14,19 +14,16 @@ from transformers import PreTrainedModel, TrainerCallback
 from transformers.modeling_outputs import BaseModelOutput
 from trl import GRPOTrainer
 
-from repl_rl.credit.advantages import ESTIMATORS, GroupRewards, estimator
-from repl_rl.credit.group import Credit
-from repl_rl.credit.rewards import RewardTable, line_rewards
-from repl_rl.credit.states import line_states
-from repl_rl.credit.tensors import columns
+from repl_rl.credit.advantage_estimators import ESTIMATORS, GroupRewards, load_estimator
+from repl_rl.credit.rewards import CreditConfig, RewardTable, compute_line_rewards, compute_line_states
 from repl_rl.errors import ConfigError, InvariantError, WeightSyncError
-from repl_rl.record.trajectory import Observed, Sampled, Stop, Trajectory, spread
-from repl_rl.trainer.apart import IMPORTANCES
-from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.config import IMPORTANCES, TrainerConfig
 from repl_rl.trainer.grpo import ReplGRPOTrainer
 from repl_rl.trainer.grpo_config import grpo_args
-from repl_rl.trainer.loop import credit_of
-from repl_rl.trainer.source import RolloutSource
+from repl_rl.trainer.logprobs import build_token_columns
+from repl_rl.trainer.rollout_source import RolloutSource
+from repl_rl.trainer.train_loop import build_credit_config
+from repl_rl.trajectory.trajectory import Observed, Sampled, Stop, Trajectory, spread
 from tests.trainer.policies import (
     PAD,
     ReplayedSource,
@@ -64,7 +61,7 @@ def make(
     config: TrainerConfig,
     out: Path,
     tasks: Sequence[str] = TASKS,
-    credit: Credit | None = None,
+    credit: CreditConfig | None = None,
 ) -> ReplGRPOTrainer:
     weights = out / "weights"
     weights.mkdir(parents=True, exist_ok=True)
@@ -74,8 +71,8 @@ def make(
         task_ids=tasks,
         source=source,
         args=grpo_args(config, out),
-        credit=credit or credit_of(config),
-        tolerance=config.tolerance(),
+        credit=credit or build_credit_config(config),
+        tolerance=config.compute_logprob_tolerance(),
         weights=weights,
         fast=config.fast,
         importance=config.importance,
@@ -101,7 +98,7 @@ def trl_alone(
 
     def rollouts(prompts: list[str], trainer: GRPOTrainer) -> dict[str, object]:
         batch = steps[trainer.state.global_step // config.optimizer_steps_per_step]
-        rows = columns(batch, PAD)
+        rows = build_token_columns(batch, PAD)
         rewards = [t.outcome if t.trainable else None for t in batch]
         ids = {"prompt_ids": rows.prompt_ids, "completion_ids": rows.completion_ids, "logprobs": rows.logprobs}
         return {**ids, "env_mask": rows.mask, "reward": rewards}
@@ -148,7 +145,7 @@ def test_when_sampler_and_trainer_agree_it_equals_trl_without_any_correction(tmp
     source = SampledSource(copy.deepcopy(start))
     trainer = make(copy.deepcopy(start), source, config, tmp_path / "first")
     run(trainer)
-    exact = trainer.scored.logprobs
+    exact = trainer.scored_batch.logprobs
     agreed = [with_logprobs(t, row.tolist()) for t, row in zip(source.steps[0], exact, strict=True)]
     mine = run(make(copy.deepcopy(start), ReplayedSource([agreed]), config, tmp_path / "ours"))
     trl = run(trl_alone(copy.deepcopy(start), [agreed], config, tmp_path / "trl", corrected=False))
@@ -233,9 +230,9 @@ def test_a_rollout_that_teaches_nothing_is_held_to_its_sampler_all_the_same(tmp_
     run(trainer)
     alone = source.steps[0][3]
     assert alone.trainable
-    assert not trainer.step_state.advantages[3].any()
+    assert not trainer.train_batch.advantages[3].any()
     sampled = [p for line in alone.lines for p in line.logprobs]
-    scored = trainer.scored.logprobs[3, : len(alone.completion_ids)][torch.tensor(alone.loss_mask)]
+    scored = trainer.scored_batch.logprobs[3, : len(alone.completion_ids)][torch.tensor(alone.loss_mask)]
     assert scored.tolist() == pytest.approx(sampled, abs=1e-4)
 
 
@@ -253,7 +250,7 @@ def test_only_sampled_tokens_are_scored_and_a_rollout_without_an_advantage_has_n
     model.forward = forward
     run(trainer)
     scored = [t.sampled_tokens if t.trainable else 0 for t in source.steps[0]]
-    learning: list[bool] = trainer.step_state.advantages.any(dim=1).tolist()
+    learning: list[bool] = trainer.train_batch.advantages.any(dim=1).tolist()
     assert scored[3] > 0
     assert not learning[3], "it is alone in its group"
     assert sum(count for count, _ in asked) == sum(scored)
@@ -286,7 +283,7 @@ def token_gradients(group: Sequence[Trajectory], config: TrainerConfig, out: Pat
     trainer.current_gradient_accumulation_steps = 1
     torch.autograd.backward(trainer._compute_loss(trainer.model, batch))
     assert free.grad is not None
-    return free.grad, trainer.step_state.advantages
+    return free.grad, trainer.train_batch.advantages
 
 
 def group_of(skeletons: Sequence[Skeleton]) -> list[Trajectory]:
@@ -318,10 +315,10 @@ def test_the_gradient_of_a_token_is_the_advantage_of_its_own_line(name: str, tmp
     group = group_of(skeletons)
     gradient, _ = token_gradients(group, replace(SMALL, estimator=name), tmp_path)
     outcomes = tuple(t.outcome for t in group)
-    rewards = tuple(line_rewards(t, RewardTable()) for t in group)
+    rewards = tuple(compute_line_rewards(t, RewardTable()) for t in group)
     assert {r for row in rewards for r in row} == {0.0, -0.1}
-    states = tuple(line_states(t) for t in group)
-    advantages = estimator(name)(GroupRewards.of(outcomes, rewards, states, rewards, RewardTable().bound))
+    states = tuple(compute_line_states(t) for t in group)
+    advantages = load_estimator(name)(GroupRewards.from_rows(outcomes, rewards, states, rewards, RewardTable().bound))
     tokens = sum(t.sampled_tokens for t in group)
     for row, advantages_L, t in zip(gradient, advantages, group, strict=True):
         expected = [-a / tokens for a in spread(advantages_L, t)]
@@ -352,8 +349,8 @@ def test_training_stops_when_the_sampler_ignores_new_weights(fast: bool, tmp_pat
     with pytest.raises(WeightSyncError, match=r"policy step 1: .* nats .* tolerance is 0\.001; .*stale") as caught:
         run(trainer)
     assert trainer.state.global_step == 1, "no optimizer step may use the rollouts of a stale policy"
-    assert trainer.scored.gap.max > 1e-3
-    assert f"{trainer.scored.gap.max:.3g}" in str(caught.value)
+    assert trainer.scored_batch.mismatch.max > 1e-3
+    assert f"{trainer.scored_batch.mismatch.max:.3g}" in str(caught.value)
     assert source.loads == [0, 1]
 
 
@@ -363,8 +360,8 @@ def test_a_sampler_that_listens_stays_within_the_tolerance(tmp_path: Path) -> No
     trainer = make(model, source, replace(SMALL, steps=4), tmp_path)
     run(trainer)
     assert source.loads == [0, 1, 2, 3]
-    assert 0 < trainer.scored.gap.max < 1e-4
-    assert trainer.scored.gap.kept == 1.0
+    assert 0 < trainer.scored_batch.mismatch.max < 1e-4
+    assert trainer.scored_batch.mismatch.unclipped_share == 1.0
 
 
 @pytest.mark.parametrize("fast", [False, True])
@@ -438,7 +435,7 @@ def test_trl_options_that_do_not_survive_are_refused_at_construction(name: str, 
     with pytest.raises(ConfigError, match=name):
         ReplGRPOTrainer(
             model=tiny_model(), tokenizer=tiny_tokenizer(), task_ids=TASKS, source=ReplayedSource([]), args=args,
-            credit=Credit(estimator("outcome"), RewardTable()), tolerance=1.0, weights=tmp_path, fast=True,
+            credit=CreditConfig(load_estimator("outcome"), RewardTable()), tolerance=1.0, weights=tmp_path, fast=True,
         )  # fmt: skip
 
 
@@ -474,7 +471,7 @@ def test_without_a_correction_every_ratio_counts_as_one_and_how_many_did_by_them
     trainer = make(copy.deepcopy(start), ReplayedSource([batch]), config, tmp_path)
     trainer.model.train()
     assert trainer._prepare_inputs([{"prompt": "task 0"}] * 2)["importance_sampling_ratio"].tolist() == [[1.0] * 3] * 2
-    assert trainer.scored.gap.kept == 0.0
+    assert trainer.scored_batch.mismatch.unclipped_share == 0.0
 
 
 def test_a_band_leaves_out_what_is_far_on_either_side(tmp_path: Path) -> None:

@@ -8,17 +8,17 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from repl_rl.credit.tensors import Columns, columns
-from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import RolloutSampler
 from repl_rl.rollout.episode import Episode
-from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.rollout_config import RolloutConfig
 from repl_rl.runs.store import Store
 from repl_rl.trainer import grpo
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.run import train
-from repl_rl.trainer.source import StepRecord
-from repl_rl.world import World
+from repl_rl.trainer.logprobs import TokenColumns, build_token_columns
+from repl_rl.trainer.rollout_source import StepRecord
+from repl_rl.trainer.train_setup import train
+from repl_rl.trajectory.trajectory import Trajectory
 
 pytest.importorskip("vllm")
 ASKED = "try: a, b = llm_query('What is 17 + 25?'), rollout('What is 6 * 7?')"
@@ -43,7 +43,7 @@ class Asking(RolloutSampler):
 class Seen:
     """What the trainer was given, a step each."""
 
-    rows: list[tuple[Sequence[Trajectory], Columns]] = field(default_factory=list)
+    rows: list[tuple[Sequence[Trajectory], TokenColumns]] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
     calls: list[float] = field(default_factory=list)
 
@@ -52,15 +52,15 @@ def trained(out: Path, steps: int, functions: str) -> Seen:
     """Train the bundled policy on vLLM; the rows of each update are kept."""
     seen = Seen()
 
-    def kept(rows: Sequence[Trajectory], pad_id: int) -> Columns:
-        made = columns(rows, pad_id)
+    def kept(rows: Sequence[Trajectory], pad_id: int) -> TokenColumns:
+        made = build_token_columns(rows, pad_id)
         seen.rows.append((rows, made))
         return made
 
     def on_step(record: StepRecord, _: Sequence[Trajectory]) -> None:
         seen.gaps.append(record.metrics["logprob_gap_max"])
 
-    world = World(
+    world = RolloutConfig(
         sampler="tests.trainer.test_host_training:Asking",
         host_functions=functions,
         concurrency=3,
@@ -72,7 +72,7 @@ def trained(out: Path, steps: int, functions: str) -> Seen:
     try:
         train(world, config, out=out, train_tasks=32, on_step=on_step)
     finally:
-        grpo.__dict__["columns"] = columns
+        grpo.__dict__["columns"] = build_token_columns
     return seen
 
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
-from repl_rl.record.trajectory import Trajectory
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.loop import fit
-from repl_rl.trainer.lora import adapted
+from repl_rl.trainer.plugins.lora import add_adapters
+from repl_rl.trainer.train_loop import run_training
+from repl_rl.trajectory.trajectory import Trajectory
 from tests.trainer.policies import VOCAB, ReplayedSource, SampledSource, at_step, tiny_model, tiny_tokenizer
 from tests.trainer.test_grpo import TASKS, make, run
 
@@ -75,18 +75,18 @@ def brute_loss(
 @pytest.mark.parametrize("rank", [0, 2])
 def test_gradients_are_those_of_the_formula_over_all_logits(kind: str, fast: bool, rank: int, tmp_path: Path) -> None:
     start = tiny_model()
-    model = adapted(copy.deepcopy(start), rank, seed=0) if rank else copy.deepcopy(start)
+    model = add_adapters(copy.deepcopy(start), rank, seed=0) if rank else copy.deepcopy(start)
     source = SampledSource(copy.deepcopy(start), faulty=frozenset({1}), forbidden_ids=FORBIDDEN)
     trainer = make(model, source, replace(SMALL, kl=f"{kind}(beta={BETA})", fast=fast), tmp_path)
     moved(model)
-    ours = adapted(copy.deepcopy(start), rank, seed=0) if rank else copy.deepcopy(start)
+    ours = add_adapters(copy.deepcopy(start), rank, seed=0) if rank else copy.deepcopy(start)
     ours.load_state_dict(model.state_dict())
     theirs = run(trainer)
     loss, distance = brute_loss(
         lambda ids: ours(ids).logits,
         lambda ids: start(ids).logits,
         source.steps[0],
-        trainer.step_state.advantages,
+        trainer.train_batch.advantages,
         kind,
         FORBIDDEN,
     )
@@ -110,7 +110,7 @@ def test_rollouts_without_an_advantage_are_held_to_the_reference_too(tmp_path: P
         trainer = make(model, source, replace(SMALL, prompts_per_step=1, kl=kl), tmp_path / str(len(norms)))
         moved(model)
         norms.append(run(trainer).logs[0]["grad_norm"])
-        assert not trainer.step_state.advantages.any()
+        assert not trainer.train_batch.advantages.any()
     assert norms[0] == 0.0 < norms[1]
 
 
@@ -137,7 +137,7 @@ def test_the_record_of_a_step_tells_how_far_the_policy_is(tmp_path: Path) -> Non
         seen: list[dict[str, float]] = []
         source = SampledSource(copy.deepcopy(model))
         config = replace(SMALL, steps=2, learning_rate=3e-3, schedule="constant", kl=kl)
-        fit(model, tiny_tokenizer(), TASKS, source, config, tmp_path / kl, lambda r, t: seen.append(r.metrics))
+        run_training(model, tiny_tokenizer(), TASKS, source, config, tmp_path / kl, lambda r, t: seen.append(r.metrics))
         return [row.get("kl") for row in seen]
 
     assert told("") == [None] * 2

@@ -18,8 +18,8 @@ import torch
 from safetensors.torch import load_file
 
 from repl_rl.errors import ConfigError
-from repl_rl.trainer.sharded import refuse_unsharded
-from repl_rl.trainer.states import states_in
+from repl_rl.trainer.plugins.checkpoint import list_states
+from repl_rl.trainer.plugins.fsdp import validate_fsdp
 from tests.documents import PAGES, ROOT
 from tests.processes import wait_for
 
@@ -68,7 +68,7 @@ def rows_of(run: Path) -> list[dict[str, float]]:
 
 def cut_back(run: Path, to: int) -> None:
     """As if the run had been stopped by a power failure after its state of a step."""
-    for state in states_in(run / "states"):
+    for state in list_states(run / "states"):
         if int(state.name) > to:
             shutil.rmtree(state)
     shutil.rmtree(run / "checkpoints" / "final")
@@ -128,7 +128,7 @@ def test_all_processes_end_with_one(blow: str, tmp_path: Path) -> None:
     assert psutil.wait_procs(family, timeout=10)[1] == []
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] in ("interrupted", "failed"), errors.decode()
-    assert states_in(tmp_path / "run" / "states")
+    assert list_states(tmp_path / "run" / "states")
 
 
 @pytest.mark.heavy
@@ -143,13 +143,13 @@ def test_what_is_wrong_is_said_once_by_the_first_process(tmp_path: Path) -> None
 
 
 def test_fsdp_that_cannot_be_had_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse_unsharded(1, 8)
+    validate_fsdp(1, 8)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(ConfigError, match=r"FSDP_VERSION is '1'.*--fsdp_version 2"):
-        refuse_unsharded(2, 0)
+        validate_fsdp(2, 0)
     monkeypatch.setenv("FSDP_VERSION", "2")
-    refuse_unsharded(2, 0)
+    validate_fsdp(2, 0)
     with pytest.raises(ConfigError, match=r"processes is 1; FSDP is asked for"):
-        refuse_unsharded(1, 0)
+        validate_fsdp(1, 0)
     with pytest.raises(ConfigError, match=r"trainer.lora_rank is 8; adapters are not trained under FSDP"):
-        refuse_unsharded(2, 8)
+        validate_fsdp(2, 8)

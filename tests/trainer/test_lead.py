@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repl_rl.errors import InvariantError
-from repl_rl.trainer.lead import Lead, Window
+from repl_rl.trainer.plugins.async_rollouts import FifoWindow, StalenessSchedule
 
 GROUPS, SIZE = 4, 3
 """Groups of a step, rollouts of a group."""
@@ -46,12 +46,12 @@ def simulated(
 ) -> Run:
     """A run whose sampler takes rollouts in the order in which they begin, `places` at once; None: all. Within a window
     of that `share` groups are taken in the order in which they end."""
-    lead, window = Lead(ahead, steps), Window(Window.wide(share, ahead, groups))
+    lead, window = StalenessSchedule(ahead, steps), FifoWindow(FifoWindow.compute_width(share, ahead, groups))
     run = Run({}, [], [], 0.0, 0.0)
     now, ended_s = 0.0, list[float]()
     free = [0.0] * places if places is not None else None
     for step in range(steps):
-        for later in lead.reached(step):
+        for later in lead.start_steps(step):
             run.began[later] = step
             for group in range(groups):
                 ended_s.append(0.0)
@@ -64,8 +64,8 @@ def simulated(
                     ended_s[-1] = max(ended_s[-1], end)
         taken, ready = list[int](), now
         for _ in range(groups):
-            ready, group = min((max(ready, ended_s[group]), group) for group in window.open(len(ended_s)))
-            window.take(group)
+            ready, group = min((max(ready, ended_s[group]), group) for group in window.get_available(len(ended_s)))
+            window.mark_taken(group)
             taken.append(group)
         run.idle_s += ready - now
         now = ready + update_s
@@ -154,60 +154,64 @@ def test_with_a_window_every_group_is_learned_from_once_and_none_is_older_than_i
 ) -> None:
     run = simulated(ahead, steps, tailed(seed, 2.0), update_s, places, share=share)
     assert sorted(group for groups in run.learned for group in groups) == list(range(steps * GROUPS))
-    width = Window.wide(share, ahead, GROUPS)
-    assert max(run.staleness) <= Window.oldest(width, ahead, GROUPS)
+    width = FifoWindow.compute_width(share, ahead, GROUPS)
+    assert max(run.staleness) <= FifoWindow.compute_max_staleness(width, ahead, GROUPS)
 
 
 @pytest.mark.parametrize(("width", "groups", "more"), [(1, 4, 0), (2, 4, 1), (5, 4, 1), (6, 4, 2), (9, 4, 2)])
 def test_a_group_that_all_others_of_its_window_pass_is_as_old_as_it_says_and_no_older(
     width: int, groups: int, more: int
 ) -> None:
-    window, late = Window(width), groups - 1  # the last of its step: begun as late, taken as late as can be
+    window, late = FifoWindow(width), groups - 1  # the last of its step: begun as late, taken as late as can be
     order = list[int]()
     while len(order) < 4 * groups:
-        open_ = window.open(5 * groups)
+        open_ = window.get_available(5 * groups)
         order.append(next((group for group in open_ if group != late), late))
-        window.take(order[-1])
-    assert order.index(late) // groups == more == Window.oldest(width, 0, groups)
+        window.mark_taken(order[-1])
+    assert order.index(late) // groups == more == FifoWindow.compute_max_staleness(width, 0, groups)
 
 
 @given(width=st.integers(1, 12), at=st.integers(0, 40), picks=st.lists(st.integers(0, 99), min_size=40, max_size=40))
 def test_a_window_that_is_told_what_was_taken_goes_on_as_the_one_before(width: int, at: int, picks: list[int]) -> None:
-    window, taken = Window(width), list[int]()
+    window, taken = FifoWindow(width), list[int]()
     for pick in picks[:at]:
-        open_ = window.open(100)
+        open_ = window.get_available(100)
         taken.append(open_[pick % len(open_)])
-        window.take(taken[-1])
+        window.mark_taken(taken[-1])
     first = next(n for n in range(100) if n not in taken)
-    after = Window(width, first, [group for group in taken if group > first])
-    assert after.open(100) == window.open(100)
-    assert after.left(0, 60) == window.left(0, 60) == [group for group in range(60) if group not in taken]
+    after = FifoWindow(width, first, [group for group in taken if group > first])
+    assert after.get_available(100) == window.get_available(100)
+    assert (
+        after.get_remaining(0, 60)
+        == window.get_remaining(0, 60)
+        == [group for group in range(60) if group not in taken]
+    )
 
 
 @pytest.mark.parametrize("group", [0, 2, 3, 7])
 def test_a_group_outside_of_the_window_or_taken_before_is_refused(group: int) -> None:
-    window = Window(3, 1, [2])
-    assert window.open(9) == [1, 3]
+    window = FifoWindow(3, 1, [2])
+    assert window.get_available(9) == [1, 3]
     if group == 3:
-        window.take(group)
+        window.mark_taken(group)
     with pytest.raises(InvariantError, match=f"group {group} is none of those from 1 on"):
-        window.take(group)
+        window.mark_taken(group)
 
 
 @given(ahead=st.integers(0, 8), at=st.integers(0, 30), left=st.integers(1, 30))
 def test_a_run_that_is_gone_on_with_begins_what_the_undisturbed_one_has_under_way(
     ahead: int, at: int, left: int
 ) -> None:
-    undisturbed, resumed = Lead(ahead, at + left), Lead(ahead, at + left)
-    begun = {step for weights in range(at + 1) for step in undisturbed.reached(weights)}
-    assert set(resumed.reached(at)) == {step for step in begun if step >= at}
+    undisturbed, resumed = StalenessSchedule(ahead, at + left), StalenessSchedule(ahead, at + left)
+    begun = {step for weights in range(at + 1) for step in undisturbed.start_steps(weights)}
+    assert set(resumed.start_steps(at)) == {step for step in begun if step >= at}
     for weights in range(at + 1, at + left):
-        assert list(resumed.reached(weights)) == list(undisturbed.reached(weights))
+        assert list(resumed.start_steps(weights)) == list(undisturbed.start_steps(weights))
 
 
 @pytest.mark.parametrize("weights", [0, 2, 5])
 def test_weights_that_do_not_come_one_by_one_are_refused(weights: int) -> None:
-    lead = Lead(2, 10)
-    lead.reached(0)
+    lead = StalenessSchedule(2, 10)
+    lead.start_steps(0)
     with pytest.raises(InvariantError, match=f"weights {weights} follow weights 0"):
-        lead.reached(weights)
+        lead.start_steps(weights)

@@ -18,11 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repl_rl.errors import WeightSyncError
-from repl_rl.record.trajectory import Trajectory
-from repl_rl.trainer.ahead import GroupsAhead
-from repl_rl.trainer.choices import Windowed
-from repl_rl.trainer.correction import ages_of
-from repl_rl.trainer.lead import Lead, Window
+from repl_rl.trainer.config import FifoWindowOptions
+from repl_rl.trainer.importance_sampling import compute_token_staleness
+from repl_rl.trainer.plugins.async_rollouts import AsyncGroups, FifoWindow, StalenessSchedule
+from repl_rl.trajectory.trajectory import Trajectory
 from tests.trainer.policies import NEWLINE, prompt_of, trajectory_of
 from tests.trainer.test_ahead import written_by
 
@@ -52,7 +51,7 @@ class Simulated:
     """A source of rollouts whose clock moves when somebody waits for it, and only then."""
 
     forbidden_ids = frozenset[int]()
-    busy_s = 0.0
+    rollout_busy_s = 0.0
 
     def __init__(self, seed: int, places: int | None, spread: float = 1.5) -> None:
         self.seed, self.places, self.spread = seed, places, spread
@@ -70,7 +69,7 @@ class Simulated:
         for *_, rollout in paused:
             self._go_on(rollout)
 
-    def begin(self, task_ids: Sequence[str], policy_step: int, finished: Mapping[int, Trajectory]) -> None:
+    def start_rollouts(self, task_ids: Sequence[str], policy_step: int, finished: Mapping[int, Trajectory]) -> None:
         self.told[policy_step] = dict(finished)
         for number, task_id in enumerate(task_ids):
             if number not in finished:
@@ -79,12 +78,12 @@ class Simulated:
                 self.waiting.append(Rollout(policy_step, number, task_id, lines_s))
         self._fill()
 
-    def finished(self, policy_step: int) -> Mapping[int, Trajectory]:
+    def get_finished_rollouts(self, policy_step: int) -> Mapping[int, Trajectory]:
         return self.told[policy_step]
 
-    ended = finished
+    get_ended_groups = get_finished_rollouts
 
-    def first(self, groups: Sequence[tuple[int, Sequence[int]]]) -> int:
+    def wait_for_first_group(self, groups: Sequence[tuple[int, Sequence[int]]]) -> int:
         while True:
             for number, (policy_step, places) in enumerate(groups):
                 if set(places) <= self.told[policy_step].keys():
@@ -97,7 +96,7 @@ class Simulated:
         ended = self.told.pop(policy_step)
         return [ended[number] for number in range(len(task_ids))]
 
-    def probe(self, task_id: str) -> Sequence[Trajectory]:
+    def sample_probe_lines(self, task_id: str) -> Sequence[Trajectory]:
         raise AssertionError
 
     def wait(self, seconds: float) -> None:
@@ -156,21 +155,21 @@ def run(
 ) -> Run:
     """Train for so many steps. `stops`: before those another process goes on. `late`: so much further ahead than it may
     the scheduler runs. `share`: of a window; 0: there is none."""
-    made, plan = Run(), Windowed(share) if share else None
-    oldest = Window.oldest(Window.wide(share, ahead, TASKS), ahead, TASKS)
-    groups: GroupsAhead | None = None
+    made, plan = Run(), FifoWindowOptions(share) if share else None
+    oldest = FifoWindow.compute_max_staleness(FifoWindow.compute_width(share, ahead, TASKS), ahead, TASKS)
+    groups: AsyncGroups | None = None
     for step in range(steps):
         if step in stops or groups is None:
-            told = None if groups is None else groups.memory()
+            told = None if groups is None else groups.state_dict()
             source = type(source)(source.seed, source.places, source.spread) if told else source
-            lead = Lead(ahead + late, steps)
-            groups = GroupsAhead(source, SIZE, Accelerator(cpu=True), lead, 1, partial(upcoming, step), plan=plan)
+            lead = StalenessSchedule(ahead + late, steps)
+            groups = AsyncGroups(source, SIZE, Accelerator(cpu=True), lead, 1, partial(upcoming, step), plan=plan)
             if told is not None:
-                groups.remember(told)
+                groups.load_state_dict(told)
         before_s = source.now_s
         source.load_weights(Path(), step)
-        rollouts = groups.play(slots(step), step)
-        ages = ages_of(rollouts, max(len(t.completion_ids) for t in rollouts), step, oldest)
+        rollouts = groups.collect(slots(step), step)
+        ages = compute_token_staleness(rollouts, max(len(t.completion_ids) for t in rollouts), step, oldest)
         made.oldest.append(int(ages.max()))
         made.learned.append(list(rollouts))
         source.wait(update_s)
@@ -230,9 +229,9 @@ class Straggling(Simulated):
 
     groups = 1
 
-    def begin(self, task_ids: Sequence[str], policy_step: int, finished: Mapping[int, Trajectory]) -> None:
+    def start_rollouts(self, task_ids: Sequence[str], policy_step: int, finished: Mapping[int, Trajectory]) -> None:
         self.spread = 0.0
-        super().begin(task_ids, policy_step, finished)
+        super().start_rollouts(task_ids, policy_step, finished)
         for rollout in [*self.waiting, *(written for *_, written in self.writing)]:
             if rollout.step == 1 and rollout.number < self.groups * SIZE:
                 rollout.lines_s = [1.0] * 30

@@ -16,14 +16,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from repl_rl.credit.advantages import estimator
-from repl_rl.credit.group import Credit
+from repl_rl.credit.advantage_estimators import load_estimator
+from repl_rl.credit.rewards import CreditConfig
 from repl_rl.errors import ConfigError, UserCodeError
-from repl_rl.record.trajectory import Trajectory
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.loop import fit
-from repl_rl.trainer.source import StepRecord
-from repl_rl.trainer.weights import save_weights, weights_folder
+from repl_rl.trainer.rollout_source import StepRecord
+from repl_rl.trainer.train_loop import run_training
+from repl_rl.trainer.weight_sync import open_weights_folder, save_weights
+from repl_rl.trajectory.trajectory import Trajectory
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 
 TASKS = [f"task {i}" for i in range(6)]
@@ -39,7 +39,9 @@ def test_every_step_reports_its_record_and_its_own_trajectories(tmp_path: Path) 
     model = tiny_model()
     source = SampledSource(copy.deepcopy(model), faulty=frozenset({1}))
     seen: list[tuple[StepRecord, list[Trajectory]]] = []
-    folder = fit(model, tiny_tokenizer(), TASKS, source, SMALL, tmp_path, lambda r, t: seen.append((r, list(t))))
+    folder = run_training(
+        model, tiny_tokenizer(), TASKS, source, SMALL, tmp_path, lambda r, t: seen.append((r, list(t)))
+    )
     assert [record.step for record, _ in seen] == [1, 2]
     assert [list(map(id, batch)) for _, batch in seen] == [list(map(id, batch)) for batch in source.steps]
     for record, batch in seen:
@@ -61,7 +63,7 @@ def test_every_step_reports_its_record_and_its_own_trajectories(tmp_path: Path) 
 def test_checkpoints_are_loadable_and_come_every_so_many_steps_and_at_the_end(tmp_path: Path) -> None:
     model = tiny_model()
     source = SampledSource(copy.deepcopy(model))
-    fit(model, tiny_tokenizer(), TASKS, source, replace(SMALL, steps=3, save_every=2), tmp_path, ignore)
+    run_training(model, tiny_tokenizer(), TASKS, source, replace(SMALL, steps=3, save_every=2), tmp_path, ignore)
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == ["checkpoint-2", "checkpoint-3", "final"]
     AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-2")
 
@@ -76,7 +78,7 @@ def test_an_error_of_the_caller_ends_training_and_leaves_no_weights_behind(tmp_p
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fit(model, tiny_tokenizer(), TASKS, SampledSource(copy.deepcopy(model)), SMALL, tmp_path, fail)
+        run_training(model, tiny_tokenizer(), TASKS, SampledSource(copy.deepcopy(model)), SMALL, tmp_path, fail)
     assert set(SHARED.glob(ours)) <= before
 
 
@@ -92,7 +94,7 @@ def test_weights_that_a_killed_process_left_are_swept_and_those_of_a_living_one_
     lock = os.open(elsewhere, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
-        with weights_folder(1 << 20) as folder:
+        with open_weights_folder(1 << 20) as folder:
             assert folder.is_dir()
             assert folder.stat().st_mode & 0o077 == 0, "nobody else may read the weights"
             assert not dead.exists()
@@ -154,7 +156,7 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
 ) -> None:
     source = SampledSource(tiny_model())
     with pytest.raises(ConfigError, match=message):
-        fit(tiny_model(), tiny_tokenizer(), TASKS, source, config, tmp_path / "out", ignore)
+        run_training(tiny_model(), tiny_tokenizer(), TASKS, source, config, tmp_path / "out", ignore)
     assert not (tmp_path / "out").exists()
     assert source.steps == []
 
@@ -162,7 +164,7 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
 def test_a_missing_or_empty_model_folder_is_named(tmp_path: Path) -> None:
     for folder in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(ConfigError, match=f"model folder is '{folder}'"):
-            fit(folder, tiny_tokenizer(), TASKS, SampledSource(tiny_model()), SMALL, tmp_path / "out", ignore)
+            run_training(folder, tiny_tokenizer(), TASKS, SampledSource(tiny_model()), SMALL, tmp_path / "out", ignore)
 
 
 def shaping(t: Trajectory) -> list[float]:
@@ -174,19 +176,19 @@ def test_shaping_is_reported_beside_the_outcome_and_fades(tmp_path: Path) -> Non
     seen: list[dict[str, float]] = []
     config = replace(SMALL, estimator="two_stream", line_rewards=(f"{__name__}:shaping",), fade_steps=1)
     source = SampledSource(copy.deepcopy(model))
-    fit(model, tiny_tokenizer(), TASKS, source, config, tmp_path, lambda r, t: seen.append(r.metrics))
+    run_training(model, tiny_tokenizer(), TASKS, source, config, tmp_path, lambda r, t: seen.append(r.metrics))
     assert seen[0]["shaping_mean"] != 0.0
     assert 0 < seen[0]["shaping_share"] < 1
     assert -1 <= seen[0]["shaping_correlation"] <= 1
-    credit = Credit(estimator("two_stream"), config.rewards, fade_steps=4)
-    assert [credit.share(step) for step in (0, 1, 4, 9)] == [1.0, 0.75, 0.0, 0.0]
-    assert Credit(estimator("two_stream"), config.rewards).share(9) == 1.0
+    credit = CreditConfig(load_estimator("two_stream"), config.rewards, anneal_steps=4)
+    assert [credit.compute_line_reward_share(step) for step in (0, 1, 4, 9)] == [1.0, 0.75, 0.0, 0.0]
+    assert CreditConfig(load_estimator("two_stream"), config.rewards).compute_line_reward_share(9) == 1.0
 
 
 def test_every_figure_of_a_step_is_in_the_specification_and_lengths_drift_from_the_first(tmp_path: Path) -> None:
     model = tiny_model()
     seen: list[dict[str, float]] = []
-    fit(
+    run_training(
         model, tiny_tokenizer(), TASKS, SampledSource(copy.deepcopy(model)), SMALL, tmp_path,
         lambda r, t: seen.append(r.metrics),
     )  # fmt: skip
@@ -204,7 +206,7 @@ class Counting(SampledSource):
     """A source with figures of its own, and tasks."""
 
     @property
-    def tasks(self) -> dict[str, float]:
+    def make_tasks(self) -> dict[str, float]:
         return dict.fromkeys(TASKS, 0.25)
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -222,7 +224,7 @@ def test_rewards_by_name_and_a_sampler_s_own_figures_are_metrics_of_a_step_and_f
     seen: list[dict[str, float]] = []
     config = replace(SMALL, estimator="two_stream", line_rewards=(f"{__name__}:by_task=2",))
     source = Counting(copy.deepcopy(model))
-    fit(model, tiny_tokenizer(), TASKS, source, config, tmp_path, lambda r, t: seen.append(r.metrics))
+    run_training(model, tiny_tokenizer(), TASKS, source, config, tmp_path, lambda r, t: seen.append(r.metrics))
     rollouts = config.prompts_per_step * config.group_size
     for row in seen:
         assert row[f"reward/{__name__}:by_task"] == pytest.approx(0.5 * row["lines_per_rollout"])
@@ -240,12 +242,12 @@ def test_no_step_is_taken_with_the_wrong_number_of_advantages(tmp_path: Path) ->
     before = copy.deepcopy(model)
     config = replace(SMALL, estimator=f"{__name__}:lying")
     with pytest.raises(UserCodeError, match=r"lying' gave .* advantages for .* lines"):
-        fit(model, tiny_tokenizer(), TASKS, SampledSource(copy.deepcopy(model)), config, tmp_path, ignore)
+        run_training(model, tiny_tokenizer(), TASKS, SampledSource(copy.deepcopy(model)), config, tmp_path, ignore)
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before.parameters(), strict=True))
 
 
 def test_every_setting_of_the_trainer_is_documented() -> None:
-    tree = ast.parse(Path(fit.__code__.co_filename).with_name("config.py").read_text())
+    tree = ast.parse(Path(run_training.__code__.co_filename).with_name("config.py").read_text())
     (config,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "TrainerConfig")
     documented = {
         one.target.id

@@ -11,12 +11,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from repl_rl.errors import ConfigError
-from repl_rl.origin import resolve
+from repl_rl.models.resolve_model import resolve_model
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.loop import fit
-from repl_rl.trainer.lora import adapted, merged
-from repl_rl.trainer.packages import require_peft
-from repl_rl.trainer.source import StepRecord
+from repl_rl.trainer.optional_packages import require_peft
+from repl_rl.trainer.plugins.lora import add_adapters, merge_adapter_state
+from repl_rl.trainer.rollout_source import StepRecord
+from repl_rl.trainer.train_loop import run_training
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 from tests.trainer.test_grpo import TASKS
 from tests.trainer.test_loop import ignore
@@ -35,7 +35,7 @@ def test_the_sampler_gets_merged_weights_and_the_final_folder_holds_them(
     config = replace(CONFIG, fast=fast, checkpointing=checkpointing)
     seen: list[StepRecord] = []
     model = copy.deepcopy(start)
-    final = fit(model, tiny_tokenizer(), TASKS, source, config, tmp_path, lambda r, t: seen.append(r))
+    final = run_training(model, tiny_tokenizer(), TASKS, source, config, tmp_path, lambda r, t: seen.append(r))
     gaps = [record.metrics["logprob_gap_max"] for record in seen]
     assert len(gaps) == 3
     assert max(gaps) < 1e-3, "the sampler follows the policy"
@@ -55,10 +55,10 @@ def test_what_is_saved_names_its_base_and_is_a_policy_again(tmp_path: Path) -> N
     start.save_pretrained(tmp_path / "base")
     tiny_tokenizer().save_pretrained(tmp_path / "base")
     source = SampledSource(copy.deepcopy(start))
-    final = fit(tmp_path / "base", tiny_tokenizer(), TASKS, source, CONFIG, tmp_path / "run", ignore)
+    final = run_training(tmp_path / "base", tiny_tokenizer(), TASKS, source, CONFIG, tmp_path / "run", ignore)
     trained = load_file(final / "model.safetensors")
     for name in ("adapter", "checkpoint-3"):
-        found = resolve(str(tmp_path / "run" / name), tmp_path / "models", print)
+        found = resolve_model(str(tmp_path / "run" / name), tmp_path / "models", print)
         again = load_file(found.folder / "model.safetensors")
         assert again.keys() == trained.keys()
         for key, weight in trained.items():
@@ -69,20 +69,20 @@ def test_adapters_of_a_model_of_the_hub_name_it_with_its_commit(tmp_path: Path) 
     commit = "0123456789" * 4
     folder = tmp_path / "models--org--tiny" / "snapshots" / commit
     tiny_model().save_pretrained(folder)
-    config = adapted(AutoModelForCausalLM.from_pretrained(folder), 2, seed=0).peft_config["default"]
+    config = add_adapters(AutoModelForCausalLM.from_pretrained(folder), 2, seed=0).peft_config["default"]
     assert (config.base_model_name_or_path, config.revision) == ("org/tiny", commit)
 
 
 def test_merged_weights_are_those_of_the_adapted_model_which_stays_as_it_is() -> None:
     plain = tiny_model()
     names = set(plain.state_dict())
-    model = adapted(copy.deepcopy(plain), 2, seed=0)
+    model = add_adapters(copy.deepcopy(plain), 2, seed=0)
     with torch.no_grad():
         for name, p in model.named_parameters():
             if "lora_B" in name:
                 p.normal_(std=0.1)
     before = {name: p.clone() for name, p in model.state_dict().items()}
-    state = merged(model.state_dict(), model)
+    state = merge_adapter_state(model.state_dict(), model)
     assert set(state) == names
     plain.load_state_dict(state)
     ids = torch.arange(3, 20)[None]
@@ -93,7 +93,7 @@ def test_merged_weights_are_those_of_the_adapted_model_which_stays_as_it_is() ->
 def test_a_model_without_adapters_is_its_own_merged_state() -> None:
     model = tiny_model()
     state = model.state_dict()
-    assert merged(state, model) is state
+    assert merge_adapter_state(state, model) is state
 
 
 def test_without_peft_adapters_are_refused_with_what_to_install() -> None:
@@ -104,7 +104,7 @@ def test_without_peft_adapters_are_refused_with_what_to_install() -> None:
 def test_adapters_are_drawn_from_the_seed_and_change_nothing_at_first(tmp_path: Path) -> None:
     ids = torch.arange(3, 20)[None]
     plain = tiny_model()
-    one, same, other = (adapted(copy.deepcopy(plain), 2, seed) for seed in (0, 0, 1))
+    one, same, other = (add_adapters(copy.deepcopy(plain), 2, seed) for seed in (0, 0, 1))
     assert torch.equal(one(ids).logits, plain(ids).logits)
     drawn = [{n: p for n, p in m.named_parameters() if "lora_A" in n} for m in (one, same, other)]
     assert all(torch.equal(p, drawn[1][name]) for name, p in drawn[0].items())
@@ -125,7 +125,7 @@ def test_checkpointing_gives_the_same_weights(tmp_path: Path) -> None:
 
         model.model.layers[0].register_forward_hook(count)
         out = tmp_path / str(checkpointing)
-        fit(model, tiny_tokenizer(), TASKS, SampledSource(copy.deepcopy(start)), config, out, ignore)
+        run_training(model, tiny_tokenizer(), TASKS, SampledSource(copy.deepcopy(start)), config, out, ignore)
         trained.append((model, calls))
     (plain, once), (recomputed, more) = trained
     for p, q in zip(plain.parameters(), recomputed.parameters(), strict=True):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.machine.files import Json
+from repl_rl.utils.atomic_files import Json
 from tests.trainer.on_gpu import CASES
 
 ROOT = Path(__file__).parent.parent.parent
@@ -45,27 +45,27 @@ def test_a_device_that_is_not_the_cpu_comes_to_what_the_cpu_comes_to() -> None:
     [
         (
             "trainer/grpo.py",
-            "widen(advantages_B_L, rows, width).to(self.accelerator.device)",
-            "widen(advantages_B_L, rows, width)",
+            "broadcast_to_tokens(advantages_B_L, rows, width).to(self.accelerator.device)",
+            "broadcast_to_tokens(advantages_B_L, rows, width)",
             "fast",
             "all tensors must be on pretend:0",
         ),
         (
-            "trainer/scoring.py",
+            "trainer/forward_pass.py",
             "some_logprobs.float()",
             "some_logprobs.bfloat16()",
             "float32",
             "same dtype",
         ),
         (
-            "trainer/paths.py",
+            "trainer/prefix_tree.py",
             "torch.arange(keys, device=self.ids.device)",
             "torch.arange(keys)",
             "trees, float32",
             "all tensors must be on pretend:0",
         ),
         (
-            "engine/decoder.py",
+            "engine/transformers_engine.py",
             "return torch.Generator(self.device)",
             "return torch.Generator()",
             "sampled",

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from repl_rl.trainer.states import newest
+from repl_rl.trainer.plugins.checkpoint import find_newest_state
 from tests.trainer.policies import tiny_model
 from tests.trainer.test_processes import launch
 
@@ -58,14 +58,14 @@ def test_a_run_goes_on_in_other_processes_and_back_with_equal_weights(
     told = [f"saved by {before} processes, gone on with by {now}" for before, now in pairwise(ways)]
     assert [text.count("gone on with") for text in said] == [0, 1, 1], "the first process says it, once"
     assert all(line in text for line, text in zip(told, said[1:], strict=True))
-    ends = [newest(run / "states") for run in (tmp_path / "run", undisturbed)]
+    ends = [find_newest_state(run / "states") for run in (tmp_path / "run", undisturbed)]
     assert ends[0] is not None
     assert ends[1] is not None
     assert (ends[0].step, ends[0].processes) == (5, ways[-1])
     for name in ("weights", "optimizer"):
-        mine, theirs = (tensors(end.tensors()[name]) for end in ends if end is not None)
+        mine, theirs = (tensors(end.load_tensors()[name]) for end in ends if end is not None)
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
-    memories = [json.loads(end.said["parts"]) for end in ends if end is not None]
+    memories = [json.loads(end.metadata["parts"]) for end in ends if end is not None]
     assert memories[0]["curriculum"] == memories[1]["curriculum"][:1] * ways[-1], "its draws and solve rates"
     one = load_file(tmp_path / "run" / "checkpoints" / "final" / "model.safetensors")
     start = tiny_model().state_dict()

@@ -15,12 +15,11 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
 from repl_rl.cli import main
-from repl_rl.engine import ENGINES, Dtype, Engine, Opening, Transformers
+from repl_rl.engine import ENGINES, Dtype, Engine, EngineOptions, Transformers
+from repl_rl.rollout_config import RolloutConfig
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.fleets import beside
-from repl_rl.trainer.loop import fit, load_model
-from repl_rl.trainer.run import train
-from repl_rl.world import World
+from repl_rl.trainer.train_loop import load_model, run_training
+from repl_rl.trainer.train_setup import adapt_to_trainer, train
 from tests.trainer.policies import ReplayedSource, SampledSource, tiny_model, tiny_tokenizer
 from tests.trainer.test_grpo import TASKS, make, run
 from tests.trainer.test_loop import ignore
@@ -46,7 +45,7 @@ def share_moved(dtype: str, folder: Path, out: Path) -> float:
     )  # fmt: skip
     before = load_file(folder / "model.safetensors")
     source = Keeping(tiny_model())
-    final = fit(folder, tiny_tokenizer(), TASKS, source, config, out, ignore)
+    final = run_training(folder, tiny_tokenizer(), TASKS, source, config, out, ignore)
     assert source.formats == {torch.float32}, "the engine is given float32"
     after = load_file(final / "model.safetensors")
     assert {weight.dtype for weight in after.values()} == {torch.float32}
@@ -85,13 +84,13 @@ def test_the_fast_path_computes_in_bfloat16_and_has_the_gradients_of_trls(update
         apart = {name: (a[name] - b[name]).norm().item() for name in b}
         assert sum(v**2 for v in apart.values()) ** 0.5 < 0.1
         assert all(a[name].any() == b[name].any() for name in b)
-    assert 1e-4 < trainer.scored.gap.max < config.tolerance()
+    assert 1e-4 < trainer.scored_batch.mismatch.max < config.compute_logprob_tolerance()
 
 
 def test_a_model_that_is_given_in_bfloat16_is_trained_in_float32_too(tmp_path: Path) -> None:
     model = tiny_model().to(torch.bfloat16)
     source = SampledSource(tiny_model())
-    fit(model, tiny_tokenizer(), TASKS, source, LOW, tmp_path, ignore)
+    run_training(model, tiny_tokenizer(), TASKS, source, LOW, tmp_path, ignore)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
@@ -107,7 +106,7 @@ def test_what_adapters_leave_as_it_is_keeps_its_half_of_the_memory(tmp_path: Pat
         trained.update(p.dtype for p in model.parameters() if p.requires_grad)
 
     model.base_model.register_forward_hook(note)
-    fit(model, tiny_tokenizer(), TASKS, SampledSource(tiny_model()), config, tmp_path / "run", ignore)
+    run_training(model, tiny_tokenizer(), TASKS, SampledSource(tiny_model()), config, tmp_path / "run", ignore)
     assert trained == {torch.float32}
 
 
@@ -119,7 +118,7 @@ class Noting(Transformers):
     opened: ClassVar[list[str]] = []
 
     @asynccontextmanager
-    async def open(self, opening: Opening) -> AsyncIterator[Engine]:
+    async def open(self, opening: EngineOptions) -> AsyncIterator[Engine]:
         self.opened.append(opening.dtype)
         async with super().open(opening) as engine:
             yield engine
@@ -127,9 +126,9 @@ class Noting(Transformers):
 
 @pytest.fixture
 def noting() -> Iterator[None]:
-    ENGINES.add(Noting)
+    ENGINES.register(Noting)
     yield
-    ENGINES.kinds.pop(Noting.kind)
+    ENGINES.entries.pop(Noting.kind)
 
 
 @pytest.mark.usefixtures("noting")
@@ -145,7 +144,7 @@ def test_a_sampler_is_opened_in_what_the_trainer_can_hold_it_to_and_allowed_what
     Noting.opened.clear()
     gaps: list[float] = []
     config = replace(LOW, group_size=4, dtype="bfloat16" if computed == "bfloat16" else "float32")
-    world = World(engine=Noting(), sandbox="unsafe", dtype=asked)
+    world = RolloutConfig(engine=Noting(), sandbox="unsafe", dtype=asked)
     train(
         world,
         config,
@@ -168,9 +167,14 @@ def test_a_sampler_in_bfloat16_that_was_asked_for_is_trained_with_on_the_command
 
 def test_how_far_apart_both_may_be_follows_from_both_number_formats() -> None:
     exact, low = TrainerConfig(), TrainerConfig(dtype="bfloat16")
-    assert [exact.tolerance(asked) for asked in ("auto", "float32", "bfloat16", "float16")] == [1e-3, 1e-3, 1.0, 1.0]
-    assert [low.tolerance(asked) for asked in ("auto", "float32", "bfloat16")] == [1.0, 1.0, 1.0]
-    assert TrainerConfig(importance="token_truncate(tolerance=0.25)").tolerance("bfloat16") == 0.25
-    assert beside(World(), exact).dtype == "float32"
-    assert beside(World(dtype="float16"), exact).dtype == "float16"
-    assert beside(World(), low).dtype == "auto"
+    assert [exact.compute_logprob_tolerance(asked) for asked in ("auto", "float32", "bfloat16", "float16")] == [
+        1e-3,
+        1e-3,
+        1.0,
+        1.0,
+    ]
+    assert [low.compute_logprob_tolerance(asked) for asked in ("auto", "float32", "bfloat16")] == [1.0, 1.0, 1.0]
+    assert TrainerConfig(importance="token_truncate(tolerance=0.25)").compute_logprob_tolerance("bfloat16") == 0.25
+    assert adapt_to_trainer(RolloutConfig(), exact).dtype == "float32"
+    assert adapt_to_trainer(RolloutConfig(dtype="float16"), exact).dtype == "float16"
+    assert adapt_to_trainer(RolloutConfig(), low).dtype == "auto"

@@ -16,20 +16,25 @@ import torch
 from safetensors.torch import load_file
 
 from repl_rl.errors import ConfigError, ReplRLError
-from repl_rl.machine.durable import DIGESTS
-from repl_rl.record.trajectory import Trajectory
-from repl_rl.runs.folder import RunFolder
-from repl_rl.runs.store import read
-from repl_rl.settings.same import check_same_settings
+from repl_rl.runs.run_folder import RunFolder, check_same_settings
+from repl_rl.runs.store import read_trajectories
 from repl_rl.tasks import Curriculum, Task
+from repl_rl.trainer.checkpoint_schedule import CheckpointSchedule, CheckpointTimer, parse_checkpoint_schedule
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.grpo_config import GRPOTrainer
-from repl_rl.trainer.keeper import Keeper
-from repl_rl.trainer.loop import fit
-from repl_rl.trainer.pace import Pace, Saving, saving
-from repl_rl.trainer.sinks import PREFIX, TABLE
-from repl_rl.trainer.source import StepRecord
-from repl_rl.trainer.states import copied, different, newest, states_in, taken
+from repl_rl.trainer.plugins.checkpoint import (
+    CheckpointManager,
+    copy_tensors,
+    find_difference,
+    find_newest_state,
+    list_states,
+    open_run,
+)
+from repl_rl.trainer.plugins.trackers import PREFIX, TABLE
+from repl_rl.trainer.rollout_source import StepRecord
+from repl_rl.trainer.train_loop import run_training
+from repl_rl.trajectory.trajectory import Trajectory
+from repl_rl.utils.atomic_files import DIGESTS
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 from tests.trainer.test_processes import launch
 from tests.untimed import untimed as rollouts_without_times
@@ -37,8 +42,8 @@ from tests.untimed import untimed as rollouts_without_times
 STEPS = 5
 PLAIN = TrainerConfig(steps=STEPS, prompts_per_step=2, group_size=3, warmup_steps=1, learning_rate=0.01)
 TASKS = [Task(f"task {i}", f"{i}?", "1", family=f"odd/{i % 2}") for i in range(6)]
-ALWAYS = Saving(seconds=0, share=1.0)
-SELDOM = Saving(seconds=1e6)
+ALWAYS = CheckpointSchedule(every_s=0, max_time_share=1.0)
+SELDOM = CheckpointSchedule(every_s=1e6)
 
 
 class Stopped(BaseException):
@@ -73,24 +78,34 @@ def play(
     stop_at: int | None = None,
     curriculum: bool = False,
     resume: bool = True,
-    how: Saving = ALWAYS,
+    how: CheckpointSchedule = ALWAYS,
     tell_stop: int | None = None,
-    kind: type[Keeper] = Keeper,
+    kind: type[CheckpointManager] = CheckpointManager,
 ) -> None:
     """Train in `run`, from where it is; stop in the rollouts of the nth step from here, or when a step is told of."""
     folder = RunFolder(run, overwrite=False, resume=resume)
-    with taken(folder, "seed = 0\n", resume) as state:
+    with open_run(folder, "seed = 0\n", resume) as state:
 
         def on_step(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
             if record.step == tell_stop:
                 raise Stopped
-            folder.step(record.step, record.metrics, trajectories, record.credit)
+            folder.write_step(record.step, record.metrics, trajectories, record.credit)
 
-        keeper = kind(folder.states, how, state)
+        keeper = kind(folder.states_folder, how, state)
         chosen = Curriculum(TASKS, 7) if curriculum else None
         ids = [task.id for task in TASKS]
         model = tiny_model()
-        fit(model, tiny_tokenizer(), ids, Brittle(stop_at), config, folder.checkpoints, on_step, chosen, keeper=keeper)
+        run_training(
+            model,
+            tiny_tokenizer(),
+            ids,
+            Brittle(stop_at),
+            config,
+            folder.checkpoints_folder,
+            on_step,
+            chosen,
+            keeper=keeper,
+        )
 
 
 def untimed(value: object) -> object:
@@ -118,14 +133,14 @@ def rows(run: Path) -> list[object]:
 def check_alike(run: Path, whole: Path) -> None:
     """`run` ended as `whole` did."""
     assert rows(run) == rows(whole)
-    stored = [rollouts_without_times(read(place / "trajectories")) for place in (run, whole)]
+    stored = [rollouts_without_times(read_trajectories(place / "trajectories")) for place in (run, whole)]
     assert stored[0] == stored[1]
-    ends = [newest(place / "states") for place in (run, whole)]
+    ends = [find_newest_state(place / "states") for place in (run, whole)]
     assert ends[0] is not None
     assert ends[1] is not None
     assert ends[0].step == ends[1].step
-    assert same(ends[0].tensors(), ends[1].tensors())
-    assert ends[0].said["parts"] == ends[1].said["parts"]
+    assert same(ends[0].load_tensors(), ends[1].load_tensors())
+    assert ends[0].metadata["parts"] == ends[1].metadata["parts"]
     weights = [load_file(place / "checkpoints" / "final" / "model.safetensors") for place in (run, whole)]
     assert same(*weights)
     start = tiny_model().state_dict()
@@ -186,23 +201,23 @@ def test_a_run_with_checkpoints_is_gone_on_with_and_has_those_of_one_that_never_
     check_checkpoints_alike(tmp_path / "stopped", tmp_path / "whole", names)
 
 
-class WithoutWeights(Keeper):
+class WithoutWeights(CheckpointManager):
     """Takes up all but the weights."""
 
-    def learned(self, trainer: GRPOTrainer) -> None:
+    def load_model_state(self, trainer: GRPOTrainer) -> None:
         pass
 
 
-class WithoutOptimizer(Keeper):
+class WithoutOptimizer(CheckpointManager):
     """Takes up all but the optimizer."""
 
-    def scheduled(self, trainer: GRPOTrainer) -> None:
+    def load_optimizer_state(self, trainer: GRPOTrainer) -> None:
         pass
 
 
 @pytest.mark.parametrize(("kind", "where"), [(WithoutWeights, "weights"), (WithoutOptimizer, "optimizer")])
 def test_what_was_not_taken_up_is_noticed_before_anything_is_trained(
-    kind: type[Keeper], where: str, tmp_path: Path
+    kind: type[CheckpointManager], where: str, tmp_path: Path
 ) -> None:
     with pytest.raises(Stopped):
         play(tmp_path, stop_at=3)
@@ -215,18 +230,18 @@ def test_what_was_not_taken_up_is_noticed_before_anything_is_trained(
 def test_the_difference_of_two_states_is_found_bit_for_bit_and_named() -> None:
     weight = torch.tensor([0.0, float("nan")])
     saved = {"w": weight, "groups": [{"lr": 0.1, "betas": (0.9, 0.99)}]}
-    assert different(copied(saved), saved) == ""
-    assert different({**saved, "w": torch.tensor([-0.0, float("nan")])}, saved) == "w"
-    assert different({**saved, "w": weight.double()}, saved) == "w"
-    assert different({**saved, "groups": [{"lr": 0.1, "betas": (0.9, 0.98)}]}, saved, "o") == "o.groups.0.betas.1"
-    assert different({**saved, "groups": []}, saved) == "groups"
+    assert find_difference(copy_tensors(saved), saved) == ""
+    assert find_difference({**saved, "w": torch.tensor([-0.0, float("nan")])}, saved) == "w"
+    assert find_difference({**saved, "w": weight.double()}, saved) == "w"
+    assert find_difference({**saved, "groups": [{"lr": 0.1, "betas": (0.9, 0.98)}]}, saved, "o") == "o.groups.0.betas.1"
+    assert find_difference({**saved, "groups": []}, saved) == "groups"
 
 
 def test_who_stops_between_two_states_saves_the_last_step(tmp_path: Path) -> None:
     play(tmp_path / "whole")
     with pytest.raises(Stopped):
         play(tmp_path / "stopped", stop_at=3, how=SELDOM)
-    assert [place.name for place in states_in(tmp_path / "stopped" / "states")] == ["000000", "000003"]
+    assert [place.name for place in list_states(tmp_path / "stopped" / "states")] == ["000000", "000003"]
     play(tmp_path / "stopped", how=SELDOM)
     check_alike(tmp_path / "stopped", tmp_path / "whole")
 
@@ -243,7 +258,7 @@ def test_tensorboard_has_each_figure_and_table_once_after_a_resume(tmp_path: Pat
     config = replace(PLAIN, report_to=("tensorboard",), updates=2)
     with pytest.raises(Stopped):
         play(tmp_path, config, tell_stop=5)
-    (states_in(tmp_path / "states")[-1] / DIGESTS).unlink()  # of step 4, whose points TensorBoard has
+    (list_states(tmp_path / "states")[-1] / DIGESTS).unlink()  # of step 4, whose points TensorBoard has
     play(tmp_path, config)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     told = [(int(row["optimizer_steps"]), row["solve_rate"]) for row in rows]
@@ -263,7 +278,7 @@ def test_rows_and_rollouts_after_the_state_are_replayed_and_a_torn_row_is_droppe
     run = tmp_path / "stopped"
     with pytest.raises(Stopped):
         play(run, tell_stop=5)
-    newest_state = states_in(run / "states")[-1]
+    newest_state = list_states(run / "states")[-1]
     (newest_state / DIGESTS).unlink()
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "lo')
@@ -277,7 +292,7 @@ def test_a_broken_state_is_named_and_the_one_before_it_taken(harm: str, tmp_path
     run = tmp_path / "stopped"
     with pytest.raises(Stopped):
         play(run, stop_at=3)
-    broken = states_in(run / "states")[-1]
+    broken = list_states(run / "states")[-1]
     tensors = broken / "tensors.pt"
     whole = tensors.read_bytes()
     if harm == "missing":
@@ -288,7 +303,7 @@ def test_a_broken_state_is_named_and_the_one_before_it_taken(harm: str, tmp_path
             whole[:middle] + (b"" if harm == "cut" else bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
         )
     told: list[str] = []
-    found = newest(run / "states", told.append)
+    found = find_newest_state(run / "states", told.append)
     assert found is not None
     assert found.step == 2
     assert len(told) == 1
@@ -299,8 +314,8 @@ def test_a_broken_state_is_named_and_the_one_before_it_taken(harm: str, tmp_path
 
 
 def test_as_many_states_are_kept_as_asked_for(tmp_path: Path) -> None:
-    play(tmp_path / "run", how=replace(ALWAYS, keep=3))
-    assert [place.name for place in states_in(tmp_path / "run" / "states")] == ["000003", "000004", "000005"]
+    play(tmp_path / "run", how=replace(ALWAYS, keep_last=3))
+    assert [place.name for place in list_states(tmp_path / "run" / "states")] == ["000003", "000004", "000005"]
 
 
 def test_steps_may_grow(tmp_path: Path) -> None:
@@ -334,12 +349,12 @@ def test_other_settings_are_refused_by_naming_each(tmp_path: Path) -> None:
 def test_two_processes_cannot_have_one_run(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run", overwrite=False)
     with (
-        taken(folder, "", resume=False),
+        open_run(folder, "", resume=False),
         pytest.raises(ConfigError, match="another process is at work"),
-        taken(RunFolder(tmp_path / "run", overwrite=False, resume=True), "", resume=True),
+        open_run(RunFolder(tmp_path / "run", overwrite=False, resume=True), "", resume=True),
     ):
         raise AssertionError
-    with taken(RunFolder(tmp_path / "run", overwrite=False, resume=True), "", resume=True) as state:
+    with open_run(RunFolder(tmp_path / "run", overwrite=False, resume=True), "", resume=True) as state:
         assert state is None
 
 
@@ -354,36 +369,36 @@ class Clock:
 @pytest.mark.parametrize(("step_s", "saved"), [(7.0, 8), (100.0, 1), (45.0, 1)])
 def test_at_most_a_minute_or_one_step_is_lost(step_s: float, saved: int) -> None:
     clock = Clock()
-    pace = Pace(Saving(), clock)
+    pace = CheckpointTimer(CheckpointSchedule(), clock)
     steps = 0
     for _ in range(1000):
         clock.now_s += step_s
         steps += 1
-        if pace.due():
+        if pace.is_due():
             assert steps == saved
-            pace.saved()
+            pace.mark_saved()
             steps = 0
 
 
 def test_saving_takes_no_more_than_its_share() -> None:
     clock = Clock()
-    pace, spent_s = Pace(Saving(), clock), 0.0
+    pace, spent_s = CheckpointTimer(CheckpointSchedule(), clock), 0.0
     for _ in range(1000):
         clock.now_s += 10
-        if pace.due():
-            pace.saved()
-            pace.cost(5.0)
+        if pace.is_due():
+            pace.mark_saved()
+            pace.record_cost(5.0)
             spent_s += 5.0
     assert 0.008 < spent_s / clock.now_s <= 0.01
 
 
 def test_how_often_is_read_from_a_name_with_options() -> None:
-    assert saving("never") is None
-    assert saving("within") == Saving()
-    assert saving("within(seconds=5, keep=3)") == Saving(5, keep=3)
+    assert parse_checkpoint_schedule("never") is None
+    assert parse_checkpoint_schedule("within") == CheckpointSchedule()
+    assert parse_checkpoint_schedule("within(seconds=5, keep=3)") == CheckpointSchedule(5, keep_last=3)
     for wrong in ("hourly", "within(seconds=-1)", "within(keep=0)", "never(keep=1)", "within(share=2)"):
         with pytest.raises(ConfigError):
-            saving(wrong)
+            parse_checkpoint_schedule(wrong)
 
 
 def check_ended_alike(run: Path, whole: Path) -> None:

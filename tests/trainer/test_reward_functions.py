@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from repl_rl.credit.group import Credit
-from repl_rl.credit.rewards import Potential, Weighted
+from repl_rl.credit.rewards import CreditConfig, Potential, WeightedReward
 from repl_rl.errors import UserCodeError
-from repl_rl.record.trajectory import Trajectory
-from repl_rl.trainer.loop import credit_of
+from repl_rl.trainer.train_loop import build_credit_config
+from repl_rl.trajectory.trajectory import Trajectory
 from tests.trainer.policies import SampledSource, tiny_model
 from tests.trainer.test_grpo import SMALL, make, run
 
@@ -58,9 +57,11 @@ def test_no_step_is_taken_with_it(
 ) -> None:
     model = tiny_model()
     before = copy.deepcopy(model)
-    held = Weighted(function, time_limit_s=0.1)
-    plain = credit_of(CONFIG)
-    credit: Credit = replace(plain, potential=Potential(held)) if as_potential else replace(plain, extras=(held,))
+    held = WeightedReward(function, time_limit_s=0.1)
+    plain = build_credit_config(CONFIG)
+    credit: CreditConfig = (
+        replace(plain, potential=Potential(held)) if as_potential else replace(plain, extra_rewards=(held,))
+    )
     trainer = make(model, SampledSource(copy.deepcopy(model)), CONFIG, tmp_path, credit=credit)
     with pytest.raises(UserCodeError, match=f"test_reward_functions:{message}"):
         run(trainer)

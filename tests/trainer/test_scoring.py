@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from repl_rl.trainer.scoring import Scores, buckets, install, packs, score_rows
+from repl_rl.trainer.forward_pass import (
+    TokenScores,
+    bucket_by_length,
+    can_pack_rows,
+    compute_logprobs,
+    install_scoring_forward,
+)
 from tests.trainer.policies import PAD, VOCAB, tiny_model
 
 PLAIN = tiny_model()
@@ -44,8 +50,8 @@ def brute(model: PreTrainedModel, ids: Tensor, attention: Tensor, sampled: Tenso
     return scores
 
 
-def scored(model: PreTrainedModel, ids: Tensor, attention: Tensor, sampled: Tensor, packed: bool) -> Scores:
-    return score_rows(model, ids, attention, sampled, torch.arange(len(ids)), 16, packed)
+def scored(model: PreTrainedModel, ids: Tensor, attention: Tensor, sampled: Tensor, packed: bool) -> TokenScores:
+    return compute_logprobs(model, ids, attention, sampled, torch.arange(len(ids)), 16, packed)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -58,7 +64,7 @@ def test_scores_and_gradients_are_those_of_a_plain_pass(
     if not sampled.any():
         return
     model, fast = copy.deepcopy(PLAIN), copy.deepcopy(PLAIN)
-    install(fast)
+    install_scoring_forward(fast)
     expected = brute(model, ids, attention, sampled)
     found = scored(fast, ids, attention, sampled, packed).logprobs
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
@@ -71,7 +77,7 @@ def test_scores_and_gradients_are_those_of_a_plain_pass(
 
 def test_rows_laid_end_to_end_hold_no_padding() -> None:
     model = copy.deepcopy(PLAIN)
-    install(model)
+    install_scoring_forward(model)
     shapes: list[torch.Size] = []
     model.base_model.register_forward_pre_hook(
         lambda _, args, kwargs: shapes.append(kwargs["input_ids"].shape), with_kwargs=True
@@ -85,12 +91,12 @@ def test_rows_laid_end_to_end_hold_no_padding() -> None:
 
 def test_only_attention_that_knows_rows_by_their_positions_takes_them_end_to_end() -> None:
     model = copy.deepcopy(PLAIN)
-    assert not packs(model)
+    assert not can_pack_rows(model)
     model.config._attn_implementation_internal = "flash_attention_2"
-    assert packs(model)
+    assert can_pack_rows(model)
 
 
 def test_rows_of_like_length_share_a_pass_of_bounded_size() -> None:
     lengths = torch.tensor([3, 9, 4, 8, 40])
-    parts = [part.tolist() for part in buckets(torch.arange(5), lengths, 18)]
+    parts = [part.tolist() for part in bucket_by_length(torch.arange(5), lengths, 18)]
     assert parts == [[4], [1, 3], [2, 0]]

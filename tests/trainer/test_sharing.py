@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from transformers import Gemma2Config, Gemma2ForCausalLM, Lfm2Config, Lfm2ForCausalLM, PreTrainedModel
 
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.fast import Batch, FastPass
-from repl_rl.trainer.likeness import Distance
-from repl_rl.trainer.loop import fit
-from repl_rl.trainer.sharing import Sharing
-from repl_rl.trainer.source import StepRecord
+from repl_rl.trainer.logprobs import LogprobScorer, ScoringBatch
+from repl_rl.trainer.plugins.prefix_sharing import PrefixDeviation, PrefixSharing
+from repl_rl.trainer.rollout_source import StepRecord
+from repl_rl.trainer.train_loop import run_training
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 from tests.trainer.test_paths import SIZES, windowed
 from tests.trainer.trees import TaskTextSource, forest, padded
@@ -71,18 +70,18 @@ def forget(model: PreTrainedModel) -> None:
 
 def tried(
     model: PreTrainedModel, bfloat16: bool = False, change: Callable[[PreTrainedModel], object] = id
-) -> tuple[Sharing, FastPass, list[str]]:
+) -> tuple[PrefixSharing, LogprobScorer, list[str]]:
     """`change` is done to the model after it has its attention, and before it is tried."""
     said: list[str] = []
-    sharing = Sharing(said.append)
-    sharing.install(model)
+    sharing = PrefixSharing(said.append)
+    sharing.install_attention(model)
     change(model)
-    return sharing, FastPass(model, None, autocast if bfloat16 else nullcontext, 400, sharing), said
+    return sharing, LogprobScorer(model, None, autocast if bfloat16 else nullcontext, 400, sharing), said
 
 
-def step(prompt: int, seed: int = 0) -> Batch:
+def step(prompt: int, seed: int = 0) -> ScoringBatch:
     ids, attention, sampled = padded(forest(seed, prompt), prompt, seed)
-    return Batch(ids, attention, sampled, sampled.any(dim=1))
+    return ScoringBatch(ids, attention, sampled, sampled.any(dim=1))
 
 
 def seen(model: PreTrainedModel) -> list[bool]:
@@ -107,12 +106,12 @@ def test_a_model_that_does_not_fit_is_found_before_the_first_rollout_and_told_of
 ) -> None:
     model = make()
     sharing, fast, (said,) = tried(model, bfloat16)
-    assert sharing.off
+    assert sharing.disabled
     assert said.startswith(f"shared prefixes off: {model.config.model_type}: ")
     assert why in said
     assert said.endswith("; each row is scored whole")
     passes = seen(model)
-    fast.first(model, step(40), keep_graph=False)
+    fast.score_step(model, step(40), keep_graph=False)
     assert passes
     assert not any(passes)
 
@@ -122,10 +121,10 @@ def test_a_model_that_fits_shares_and_nothing_is_told(bfloat16: bool) -> None:
     model = tiny_model()
     sharing, fast, said = tried(model, bfloat16)
     passes = seen(model)
-    fast.first(model, step(40), keep_graph=False)
-    assert (sharing.off, said) == (False, [])
+    fast.score_step(model, step(40), keep_graph=False)
+    assert (sharing.disabled, said) == (False, [])
     assert any(passes)
-    assert sharing.tally.rows / sharing.tally.trees > 2
+    assert sharing.stats.rows / sharing.stats.tree_tokens > 2
 
 
 @pytest.mark.parametrize("bfloat16", [False, True])
@@ -133,11 +132,11 @@ def test_a_window_longer_than_the_trial_is_found_in_the_first_step_and_no_row_is
     model, plain, batch = windowed(60), windowed(60), step(100)
     sharing, fast, said = tried(model, bfloat16, forget)
     assert said == []
-    found = fast.first(model, batch, keep_graph=False)
-    assert sharing.off
-    alone = FastPass(plain, None, autocast if bfloat16 else nullcontext, 400)
-    assert torch.equal(found.logprobs, alone.first(plain, batch, keep_graph=False).logprobs)
-    fast.first(model, batch, keep_graph=False)
+    found = fast.score_step(model, batch, keep_graph=False)
+    assert sharing.disabled
+    alone = LogprobScorer(plain, None, autocast if bfloat16 else nullcontext, 400)
+    assert torch.equal(found.logprobs, alone.score_step(plain, batch, keep_graph=False).logprobs)
+    fast.score_step(model, batch, keep_graph=False)
     assert len(said) == 1
     assert "differently with them" in said[0]
 
@@ -155,7 +154,7 @@ def test_a_tree_whose_gradient_alone_is_wrong_is_found_and_rounding_is_not(share
         layer.register_forward_hook(lambda _, args, out: out if whole[-1] else out + share * (out - out.detach()))
 
     sharing, _, said = tried(tiny_model(), change=twist)
-    assert sharing.off is found
+    assert sharing.disabled is found
     assert ["its gradient is" in one for one in said] == [True] * found
 
 
@@ -165,7 +164,7 @@ def test_longer_rows_than_were_ever_tried_are_tried_again() -> None:
     passes = seen(model)
     counts = []
     for prompt in (40, 42, 60, 100, 110):
-        fast.first(model, step(prompt), keep_graph=False)
+        fast.score_step(model, step(prompt), keep_graph=False)
         counts.append(len(passes) > 2)
         passes.clear()
     assert counts == [True, False, False, True, False]
@@ -179,23 +178,26 @@ def test_rows_are_held_against_rows_two_in_a_pass_at_least() -> None:
     model.base_model.register_forward_pre_hook(
         lambda _, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
     )
-    fast.first(model, step(300), keep_graph=False)
+    fast.score_step(model, step(300), keep_graph=False)
     assert any(rows >= 2 and width > 300 for rows, width in shapes)
     assert said == []
 
 
 def test_what_is_allowed_is_five_times_what_rows_differ_by_and_never_less_than_the_floor() -> None:
-    assert Distance("", 4.9e-3, 1e-3, 1e-4).wrong is None
-    assert Distance("", 5.1e-3, 1e-3, 1e-4).wrong is not None
-    assert Distance("", 0.9e-4, 0.0, 1e-4).wrong is None
-    assert Distance("it is", float("nan"), 0.0, 1e-4).wrong == "it is nan differently with them (tolerance 0.0001)"
+    assert PrefixDeviation("", 4.9e-3, 1e-3, 1e-4).problem is None
+    assert PrefixDeviation("", 5.1e-3, 1e-3, 1e-4).problem is not None
+    assert PrefixDeviation("", 0.9e-4, 0.0, 1e-4).problem is None
+    assert (
+        PrefixDeviation("it is", float("nan"), 0.0, 1e-4).problem
+        == "it is nan differently with them (tolerance 0.0001)"
+    )
 
 
 def test_trying_leaves_no_gradient_and_draws_no_random_number() -> None:
     model = tiny_model()
     before = torch.get_rng_state()
     _, fast, _ = tried(model)
-    fast.first(model, step(40), keep_graph=False)
+    fast.score_step(model, step(40), keep_graph=False)
     assert torch.equal(torch.get_rng_state(), before)
     assert all(weight.grad is None for weight in model.parameters())
 
@@ -203,11 +205,11 @@ def test_trying_leaves_no_gradient_and_draws_no_random_number() -> None:
 def test_a_run_that_goes_on_knows_and_tells_what_was_found_before() -> None:
     found, _, said = tried(leaking())
     told: list[str] = []
-    again = Sharing(told.append)
-    again.remember(found.memory())
-    assert again.off
+    again = PrefixSharing(told.append)
+    again.load_state_dict(found.state_dict())
+    assert again.disabled
     assert told == said
-    again.remember(found.memory())
+    again.load_state_dict(found.state_dict())
     assert told == said
 
 
@@ -227,7 +229,7 @@ def trained(out: Path, config: TrainerConfig) -> tuple[dict[str, Tensor], list[S
     source = TaskTextSource(copy.deepcopy(model), forbidden_ids=frozenset({60}))
     records: list[StepRecord] = []
     said: list[str] = []
-    fit(model, tiny_tokenizer(), TASKS, source, config, out, lambda r, _: records.append(r), tell=said.append)
+    run_training(model, tiny_tokenizer(), TASKS, source, config, out, lambda r, _: records.append(r), tell=said.append)
     return dict(model.state_dict()), records, said
 
 
@@ -255,7 +257,9 @@ def test_a_run_whose_model_does_not_fit_says_so_and_learns_as_without(tmp_path: 
         said: list[str] = []
         config = replace(CONFIG, steps=1)
         config = config if setting == "auto" else replace(config, shared_prefixes="off")
-        fit(model, tiny_tokenizer(), TASKS, source, config, tmp_path / setting, lambda *_: None, tell=said.append)
+        run_training(
+            model, tiny_tokenizer(), TASKS, source, config, tmp_path / setting, lambda *_: None, tell=said.append
+        )
         told.append(said)
         figures.append(list(model.parameters()))
     assert len(told[0]) == 1

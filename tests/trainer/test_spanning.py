@@ -10,15 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from repl_rl.engine.forbidden import forbid
-from repl_rl.record.trajectory import Observed, Sampled, Trajectory
-from repl_rl.rollout import RolloutThread
+from repl_rl.models.lm_head import forbid_ids
+from repl_rl.rollout import SyncRollouts
+from repl_rl.rollout_config import RolloutConfig
 from repl_rl.tasks import Split
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.loop import fit, load_model
-from repl_rl.trainer.source import StepRecord
-from repl_rl.trainer.weights import WEIGHTS
-from repl_rl.world import World
+from repl_rl.trainer.rollout_source import StepRecord
+from repl_rl.trainer.train_loop import load_model, run_training
+from repl_rl.trainer.weight_sync import WEIGHTS
+from repl_rl.trajectory.trajectory import Observed, Sampled, Trajectory
 
 TOLERANCE = 1e-3
 """Of a log probability, nats: that of the trainer's own check."""
@@ -28,13 +28,13 @@ ENDLESS = 1 << 30
 """More spanning rollouts than a training has."""
 
 
-class Keeping(RolloutThread):
+class Keeping(SyncRollouts):
     """Keeps the weights of every policy step."""
 
     kept: Path
 
     def load_weights(self, folder: Path, policy_step: int) -> None:
-        """See `RolloutThread.load_weights`."""
+        """See `SyncRollouts.load_weights`."""
         shutil.copy(folder / WEIGHTS, self.kept / f"{policy_step}")
         super().load_weights(folder, policy_step)
 
@@ -52,7 +52,7 @@ def spanning(rollouts: Sequence[Trajectory]) -> list[Trajectory]:
     return [t for t in rollouts if len({line.policy_step for line in t.lines}) > 1]
 
 
-def trained(world: World, steps: int, least: int, out: Path) -> list[Trajectory]:
+def trained(world: RolloutConfig, steps: int, least: int, out: Path) -> list[Trajectory]:
     """Rollouts of the bundled policy, trained until so many span several policies, or for so many steps.
 
     How many a step brings is the machine's business: the busier it is, the fewer. The weights of every step are in
@@ -68,21 +68,21 @@ def trained(world: World, steps: int, least: int, out: Path) -> list[Trajectory]
         if len(spanning(played)) >= least:
             raise Enough
 
-    tasks = {task.id: task for task in world.drawn(Split.TRAIN, 256)}
-    source = Keeping(world.rollouts, tasks)
+    tasks = {task.id: task for task in world.draw_tasks(Split.TRAIN, 256)}
+    source = Keeping(world.open_rollouts, tasks)
     source.kept = out / "kept"
     source.kept.mkdir()
     with source, suppress(Enough):
-        tokenizer = world.renderer().tokenizer
-        fit(world.model_folder, tokenizer, list(tasks), source, config_of(steps), out / "checkpoints", note)
+        tokenizer = world.load_renderer().tokenizer
+        run_training(world.model_folder, tokenizer, list(tasks), source, config_of(steps), out / "checkpoints", note)
     return played
 
 
 @torch.no_grad()
-def gaps(world: World, rollouts: Sequence[Trajectory], kept: Path) -> list[float]:
+def gaps(world: RolloutConfig, rollouts: Sequence[Trajectory], kept: Path) -> list[float]:
     """Of each line of `rollouts`, the largest gap to the log probabilities of the policy step that it names, nats."""
     model = load_model(world.model_folder, TrainerConfig()).eval()
-    forbid(model, world.renderer().forbidden_ids)
+    forbid_ids(model, world.load_renderer().forbidden_ids)
     by_step: dict[int, list[Trajectory]] = defaultdict(list)
     for t in rollouts:
         for step in {line.policy_step for line in t.lines}:
@@ -105,7 +105,7 @@ def gaps(world: World, rollouts: Sequence[Trajectory], kept: Path) -> list[float
     return found
 
 
-def check(world: World, steps: int, least: int, out: Path) -> None:
+def check(world: RolloutConfig, steps: int, least: int, out: Path) -> None:
     played = trained(world, steps, least, out)
     ours = spanning(played)
     assert len(ours) >= least, f"{len(ours)} of {len(played)} rollouts span several policies"
@@ -118,7 +118,7 @@ def check(world: World, steps: int, least: int, out: Path) -> None:
 @pytest.mark.heavy
 @pytest.mark.parametrize("engine", ["transformers", "vllm"])
 def test_each_line_has_the_log_probabilities_of_the_policy_that_it_names(engine: str, tmp_path: Path) -> None:
-    check(World(engine=engine, sandbox="unsafe", concurrency=32), 100, 8, tmp_path)
+    check(RolloutConfig(engine=engine, sandbox="unsafe", concurrency=32), 100, 8, tmp_path)
 
 
 @pytest.mark.heavy
@@ -127,7 +127,7 @@ def test_lines_on_kept_keys_name_the_oldest_policy_and_are_never_taken_for_new_o
     engine: str, tmp_path: Path
 ) -> None:
     """`trained` looks at what is taken for new, and at how old lines get."""
-    world = World(engine=engine, sandbox="unsafe", concurrency=32, kv_on_sync="keep")
+    world = RolloutConfig(engine=engine, sandbox="unsafe", concurrency=32, kv_on_sync="keep")
     played = trained(world, 24, ENDLESS, tmp_path)
     assert played
     assert not spanning(played)
@@ -138,4 +138,4 @@ def test_lines_on_kept_keys_name_the_oldest_policy_and_are_never_taken_for_new_o
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("engine", ["transformers", "vllm"])
 def test_so_have_the_lines_of_a_thousand_rollouts(engine: str, tmp_path: Path) -> None:
-    check(World(engine=engine, sandbox="unsafe", concurrency=32), 1000, 1000, tmp_path)
+    check(RolloutConfig(engine=engine, sandbox="unsafe", concurrency=32), 1000, 1000, tmp_path)

@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from repl_rl.credit.advantages import estimator
-from repl_rl.credit.group import Credit
-from repl_rl.record.trajectory import Line, Sampled, Segment, Trajectory
-from repl_rl.samplers.chat_tool import ChatToolSampler
+from repl_rl.credit.advantage_estimators import load_estimator
+from repl_rl.credit.rewards import CreditConfig
+from repl_rl.samplers.chat_tool_sampler import ChatToolSampler
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.grpo import ReplGRPOTrainer
 from repl_rl.trainer.grpo_config import grpo_args
+from repl_rl.trajectory.trajectory import Line, Sampled, Segment, Trajectory
 from tests.samplers.marked import chat_renderer, rollouts_of, written
 from tests.samplers.test_chat_tool import BAD, GOOD, multiply
 from tests.trainer.policies import ReplayedSource, tiny_model
@@ -60,8 +60,8 @@ def test_every_weight_changes_when_two_of_three_rollouts_call_a_tool(tmp_path: P
         task_ids=[TASK.id],
         source=ReplayedSource([group]),
         args=grpo_args(config, tmp_path),
-        credit=Credit(estimator(config.estimator), config.rewards),
-        tolerance=config.tolerance(),
+        credit=CreditConfig(load_estimator(config.estimator), config.rewards),
+        tolerance=config.compute_logprob_tolerance(),
         weights=tmp_path / "weights",
         fast=config.fast,
         importance=config.importance,

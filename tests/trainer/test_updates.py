@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
-from repl_rl.record.trajectory import Trajectory
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.grpo_config import grpo_args
-from repl_rl.trainer.loop import fit
-from repl_rl.trainer.source import StepRecord
+from repl_rl.trainer.rollout_source import StepRecord
+from repl_rl.trainer.train_loop import run_training
+from repl_rl.trajectory.trajectory import Trajectory
 from tests.trainer.policies import ReplayedSource, SampledSource, tiny_model, tiny_tokenizer
 from tests.trainer.test_grpo import SMALL, TASKS, make, run, trl_alone
 
@@ -87,7 +87,7 @@ def test_a_step_is_a_batch_and_the_policy_step_counts_optimizer_steps(tmp_path: 
         seen.append(record)
         assert list(map(id, trajectories)) == list(map(id, source.steps[record.step - 1]))
 
-    fit(model, tiny_tokenizer(), TASKS, source, config, tmp_path, on_step)
+    run_training(model, tiny_tokenizer(), TASKS, source, config, tmp_path, on_step)
     assert [record.step for record in seen] == [1, 2, 3]
     assert [record.metrics["optimizer_steps"] for record in seen] == [4, 8, 12]
     assert source.loads == [0, 4, 8]
@@ -109,7 +109,7 @@ def test_line_rewards_fade_by_steps_not_by_optimizer_steps(tmp_path: Path) -> No
     run(trainer)
     assert (trainer.steps_done, trainer.state.global_step) == (2, 8)
     # In the second step half of them counts: lines of one rollout still differ.
-    assert any(len(set(advantages_L)) > 1 for _, advantages_L in trainer.step_state.credit)
+    assert any(len(set(advantages_L)) > 1 for _, advantages_L in trainer.train_batch.credit)
 
 
 ONE = TrainerConfig(steps=1, prompts_per_step=3, group_size=4, warmup_steps=0)

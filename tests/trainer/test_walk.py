@@ -12,7 +12,7 @@ from types import FrameType
 import repl_rl
 from repl_rl.engine import ScriptedEngine
 from repl_rl.rollout import ReplSampler, Rollouts
-from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.sandbox.inprocess import InProcessSandbox
 from repl_rl.trainer.config import TrainerConfig
 from tests.documents import PAGES
@@ -50,7 +50,7 @@ def test_a_line_enters_the_functions_that_the_page_names_in_its_order(tmp_path: 
         PAGES["docs/design.md"].partition("## One line, from the sampler to its gradient")[2].partition("\n## ")[0]
     )
     page = [(file, name) for file, name in re.findall(r"`([\w/]+\.py)`,\s+`([\w.]+)`", section)]
-    engine = ScriptedEngine.from_text(["print(6*7)\nsubmit_final_answer(42)\n"], RENDERER.written)
+    engine = ScriptedEngine.from_text(["print(6*7)\nsubmit_final_answer(42)\n"], RENDERER.encode_as_sampled)
     rollouts = Rollouts(
         replace(engine, forbidden_ids=RENDERER.forbidden_ids),
         InProcessSandbox(),

@@ -7,7 +7,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from repl_rl.record.trajectory import Prompt, Trajectory
+from repl_rl.trajectory.trajectory import Prompt, Trajectory
 from tests.trainer.policies import PAD, VOCAB, SampledSource, draw, logprobs_of, trajectory_of
 
 Row = list[int]

@@ -11,11 +11,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from repl_rl.record.trajectory import Trajectory
 from repl_rl.tasks import Curriculum, Task
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.loop import fit
-from repl_rl.trainer.source import StepRecord
+from repl_rl.trainer.rollout_source import StepRecord
+from repl_rl.trainer.train_loop import run_training
+from repl_rl.trajectory.trajectory import Trajectory
 from tests.trainer.policies import (
     SampledSource,
     draw,
@@ -68,7 +68,7 @@ def trained(fast: bool, out: Path) -> None:
     tasks = [Task(f"task {i}", f"{i}?", "1", family=f"odd/{i % 2}") for i in range(6)]
     # In one of the two ways a curriculum chooses: its draws must not depend on the number of processes either.
     curriculum = Curriculum(tasks) if config.fast else None
-    fit(model, tiny_tokenizer(), [task.id for task in tasks], source, config, out, on_step, curriculum)
+    run_training(model, tiny_tokenizer(), [task.id for task in tasks], source, config, out, on_step, curriculum)
     if os.environ.get("RANK", "0") == "0":
         (out / "records.json").write_text(json.dumps(records))
 

@@ -18,16 +18,16 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from benchmarks.models import CONTEXT
 from benchmarks.zoo import EOS, ZOO
 from repl_rl.engine import Engine, Sampling, open_engine
-from repl_rl.engine.conformance import CHECKS, GREEDY, NONE, Check
-from repl_rl.engine.decoder import Decoder, Row
-from repl_rl.engine.options import KvOnSync
-from repl_rl.record.trajectory import Trajectory
-from repl_rl.rollout.limits import RolloutLimits
-from repl_rl.rollout.thread import RolloutThread
+from repl_rl.engine.config import KvOnSync
+from repl_rl.engine.conformance_checks import CHECKS, GREEDY, NONE, EngineCheck
+from repl_rl.engine.transformers_engine import Decoder, DecodeRow
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.rollout.sync_rollouts import SyncRollouts
+from repl_rl.rollout_config import RolloutConfig
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.run import train
-from repl_rl.trainer.scoring import install, packs, score_rows
-from repl_rl.world import World
+from repl_rl.trainer.forward_pass import can_pack_rows, compute_logprobs, install_scoring_forward
+from repl_rl.trainer.train_setup import train
+from repl_rl.trajectory.trajectory import Trajectory
 from tests.engine.models import Host, bench, rollout
 
 Made = Callable[[str], Path]
@@ -119,11 +119,11 @@ PROMISES = tuple(
 
 
 @pytest.mark.parametrize("check", PROMISES, ids=lambda check: check.__name__)
-def test_an_engine_with_states_keeps_the_promises_of_every_engine(check: Check, host: Host, folder: Path) -> None:
+def test_an_engine_with_states_keeps_the_promises_of_every_engine(check: EngineCheck, host: Host, folder: Path) -> None:
     assert len(PROMISES) == 6
 
     async def work() -> None:
-        await check(host.engine, replace(bench(folder), crowd=16))
+        await check(host.engine, replace(bench(folder), concurrent_sessions=16))
 
     host.run(work())
 
@@ -154,14 +154,14 @@ def test_no_padding_enters_a_state_whatever_else_is_fed_in_the_same_step(folder:
     """Sessions with 1, 3 and 11 new ids step together; their states are those of transformers' cache alone."""
     decoder = Decoder(folder, "float32", 0)
     texts = [drawn(40, seed) for seed in range(3)]
-    rows = [Row(decoder.arena.take(), [], 0, 0.0, None) for _ in texts]
+    rows = [DecodeRow(decoder.kv_cache.allocate_slot(), [], 0, 0.0, None) for _ in texts]
     for round_ in range(4):
         for number, (row, text, count) in enumerate(zip(rows, texts, (1, 3, 11), strict=True)):
             row.computed = len(row.ids)
             row.ids.extend(text[len(row.ids) : len(row.ids) + (count if round_ % 2 else count + number)])
         decoder.step(rows)
     model = plain(folder)
-    states = decoder.arena._states
+    states = decoder.kv_cache._states
     for row in rows:
         cache = DynamicCache(config=model.config)
         feed(model, row.ids, cache)
@@ -221,7 +221,7 @@ def test_a_session_whose_state_is_kept_at_a_weight_sync_goes_on_from_it(folder: 
 def graded(model: PreTrainedModel, ids: Tensor, attention: Tensor, sampled: Tensor, tokens: int) -> list[Tensor]:
     """Log probabilities of rows that share a pass up to so many tokens, and the gradient of their sum."""
     model.zero_grad()
-    scores = score_rows(model, ids, attention, sampled, torch.arange(len(ids)), tokens)
+    scores = compute_logprobs(model, ids, attention, sampled, torch.arange(len(ids)), tokens)
     torch.autograd.backward([scores.logprobs.sum()])
     gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
     return [scores.logprobs.detach(), *gradients]
@@ -229,7 +229,7 @@ def graded(model: PreTrainedModel, ids: Tensor, attention: Tensor, sampled: Tens
 
 def test_the_update_scores_padded_rows_as_each_alone_whatever_the_padding_is(folder: Path) -> None:
     model = plain(folder).train()
-    install(model)
+    install_scoring_forward(model)
     lengths = [(9, 31), (17, 8), (4, 20)]
     before, after = (max(column) for column in zip(*lengths, strict=True))
     attention = torch.zeros(len(lengths), before + after, dtype=torch.long)
@@ -249,11 +249,11 @@ def test_the_update_scores_padded_rows_as_each_alone_whatever_the_padding_is(fol
 def test_rows_are_never_laid_end_to_end_where_a_state_would_run_from_one_into_the_next(folder: Path) -> None:
     model = plain(folder)
     model.config._attn_implementation_internal = "flash_attention_2"
-    assert not packs(model)
+    assert not can_pack_rows(model)
 
 
-def world(folder: Path, concurrency: int) -> World:
-    return World(
+def world(folder: Path, concurrency: int) -> RolloutConfig:
+    return RolloutConfig(
         model=str(folder),
         engine="transformers",
         sandbox="unsafe",
@@ -266,8 +266,8 @@ def world(folder: Path, concurrency: int) -> World:
 def played(folder: Path, concurrency: int) -> Sequence[Trajectory]:
     """Rollouts in real consoles."""
     chosen = world(folder, concurrency)
-    tasks = {task.id: task for task in chosen.drawn(count=4)}
-    with RolloutThread(partial(chosen.rollouts, 0), tasks) as source:
+    tasks = {task.id: task for task in chosen.draw_tasks(count=4)}
+    with SyncRollouts(partial(chosen.open_rollouts, 0), tasks) as source:
         return source.collect([id for id in tasks for _ in range(2)], 0)
 
 

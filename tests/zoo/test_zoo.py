@@ -15,12 +15,12 @@ from benchmarks.models import ENGINE_NAMES, FIGURES, PAGE, block, check, merge_r
 from benchmarks.models import main as publish_again
 from benchmarks.zoo import EOS, VOCABULARY, WINDOW, ZOO, Family
 from repl_rl.cli import main
-from repl_rl.engine.decoder import Decoder, refuse_undecodable
-from repl_rl.engine.decoder import Row as Fed
-from repl_rl.engine.logits import attention
-from repl_rl.engine.names import causal_class
+from repl_rl.engine.transformers_engine import Decoder, validate_decodable
+from repl_rl.engine.transformers_engine import DecodeRow as Fed
 from repl_rl.errors import ConfigError
-from repl_rl.trainer.scoring import install, score_rows
+from repl_rl.models.lm_head import choose_attention
+from repl_rl.models.parameter_names import resolve_causal_class
+from repl_rl.trainer.forward_pass import compute_logprobs, install_scoring_forward
 from tests.documents import ROOT
 
 Made = Callable[[str], Path]
@@ -106,8 +106,8 @@ DECODABLE = [name for (name, engine), row in ROWS.items() if engine == "transfor
 def test_engine_and_update_compute_what_the_model_itself_does(name: str, made: Made) -> None:
     """Windows, capped and scaled logits, capped attention, keys and values of several widths."""
     folder = made(name)
-    refuse_undecodable(folder)
-    how = attention(*causal_class(AutoConfig.from_pretrained(folder)))
+    validate_decodable(folder)
+    how = choose_attention(*resolve_causal_class(AutoConfig.from_pretrained(folder)))
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=how).eval()
     ids = [int(i) for i in torch.randint(0, EOS, (2 * WINDOW + 3,), generator=torch.Generator().manual_seed(1))]
     with torch.no_grad():
@@ -117,25 +117,29 @@ def test_engine_and_update_compute_what_the_model_itself_does(name: str, made: M
     drawn = decoded(folder, ids)
     start = len(ids) - len(drawn) - 1
     torch.testing.assert_close(torch.stack(drawn), logits[start:].log_softmax(-1)[: len(drawn)], atol=2e-4, rtol=0)
-    install(model)
+    install_scoring_forward(model)
     whole = torch.tensor([ids])
     mask = torch.ones_like(whole)
-    scores = score_rows(model, whole, mask, mask[:, 1:].bool(), torch.tensor([0]), tokens_per_pass=999)
+    scores = compute_logprobs(model, whole, mask, mask[:, 1:].bool(), torch.tensor([0]), tokens_per_pass=999)
     torch.testing.assert_close(scores.logprobs[0], expected, atol=2e-4, rtol=0)
 
 
 def decoded(folder: Path, ids: Sequence[int]) -> list[torch.Tensor]:
     """Log probabilities that the engine's decoder has of the id after each of the last ones, beside a shorter row."""
     decoder = Decoder(folder, "float32", 0)
-    slots = [decoder.arena.take(), decoder.arena.take()]
+    slots = [decoder.kv_cache.allocate_slot(), decoder.kv_cache.allocate_slot()]
     computed, found = 0, []
     for end in range(WINDOW, len(ids)):
         rows = [Fed(slots[0], list(ids[:end]), computed, 0.0, None), Fed(slots[1], list(ids[: end - 7]), 0, 0.0, None)]
-        feeds = [decoder.feed(row) for row in (rows if end % 2 else rows[:1])]
-        if decoder.arena.padded:
-            found.append(decoder.logprobs(feeds)[0])
+        feeds = [decoder.get_uncomputed_ids(row) for row in (rows if end % 2 else rows[:1])]
+        if decoder.kv_cache.supports_padding:
+            found.append(decoder.compute_logprobs(feeds)[0])
         else:
-            found += [decoder.logprobs([feeds[n] for n in part])[0] for part in decoder.parts(feeds) if 0 in part]
+            found += [
+                decoder.compute_logprobs([feeds[n] for n in part])[0]
+                for part in decoder.split_by_length(feeds)
+                if 0 in part
+            ]
         computed = end
     return [row.clone() for row in found]
 

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from repl_rl.credit.advantages import Advantages
-from repl_rl.credit.group import Credit, earned_by, group_advantages
-from repl_rl.engine.forbidden import forbid
+from repl_rl.credit.advantage_estimators import Advantages
+from repl_rl.credit.rewards import CreditConfig, build_group_entry, compute_group_advantages
 from repl_rl.lab.loop import Batch, Groups, batch_of, logprobs_of, loss_of
-from repl_rl.record.group import Group
-from repl_rl.record.trajectory import Trajectory
+from repl_rl.models.lm_head import forbid_ids
 from repl_rl.tasks import Task
+from repl_rl.trajectory.trajectory import Group, Trajectory
 
 _LONG = 32
 """Sampled tokens of a rather long rollout."""
@@ -63,7 +62,7 @@ def _dot(one: Tensor, other: Tensor) -> float:
     return sum(float(part.double() @ its.double()) for part, its in parts)
 
 
-def gradient(model: PreTrainedModel, groups: Groups, credit: Credit) -> Tensor:
+def gradient(model: PreTrainedModel, groups: Groups, credit: CreditConfig) -> Tensor:
     """Return the gradient of the first step's loss on these groups, flattened over all parameters, float32, shape (P,).
 
     The loss is that of one update: the mean over sampled tokens. Rollouts that may not be trained on are left out.
@@ -71,7 +70,7 @@ def gradient(model: PreTrainedModel, groups: Groups, credit: Credit) -> Tensor:
     """
 
     def credited(group: Sequence[Trajectory]) -> Advantages:
-        return group_advantages(Group(tuple(earned_by(t, credit) for t in group)), credit, 0)
+        return compute_group_advantages(Group(tuple(build_group_entry(t, credit) for t in group)), credit, 0)
 
     batch = batch_of(groups, credited)
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -100,7 +99,7 @@ def measured(
     model: PreTrainedModel,
     play: Play,
     tasks: Sequence[Task],
-    credit: Credit,
+    credit: CreditConfig,
     group_size: int,
     tokens: int,
     never: frozenset[int],
@@ -119,7 +118,7 @@ def measured(
         never: ids that are never sampled.
         seed: seed of the tasks; equal seeds give all conditions the same tasks.
     """
-    forbid(model, never)
+    forbid_ids(model, never)
     model.eval()
     drawn = iter(random.Random(f"{seed}/agreement").sample(tasks, len(tasks)))
     batches = [_batch(play, drawn, group_size, tokens) for _ in range(2)]

@@ -7,8 +7,9 @@ from typing import Literal
 
 from repl_rl.lab.credit import long
 from repl_rl.lab.credit.conditions import Way
-from repl_rl.rollout.limits import RolloutLimits
-from repl_rl.tasks import BUILTIN, Split, Task, generate
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.tasks import BUILTIN, Split, Task
+from repl_rl.tasks.generated_tasks import generate
 
 Start = Literal["bundled", "failing", "slipping", "shown"]
 Drawn = Callable[[Sequence[str], Split, int], tuple[Task, ...]]

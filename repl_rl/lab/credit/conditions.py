@@ -61,9 +61,15 @@ MERGED = (
 ERRORS = (
     Condition("errors/syntax", "two_stream", replace(NO_SHAPING, syntax_error=PENALTIES.syntax_error)),
     Condition("errors/exception", "two_stream", replace(NO_SHAPING, exception=PENALTIES.exception)),
-    Condition("errors/first", AS_GIVEN, line_rewards=(f"repl_rl.credit.errors:first_of_streak={FIXED_PENALTY}",)),
-    Condition("errors/spared", "repl_rl.credit.errors:spared", PENALTIES),
-    Condition("errors/potential", AS_GIVEN, potential=f"repl_rl.credit.rewards:broken={FIXED_PENALTY}"),
+    Condition(
+        "errors/first",
+        AS_GIVEN,
+        line_rewards=(f"repl_rl.credit.advantage_estimators:penalize_first_error={FIXED_PENALTY}",),
+    ),
+    Condition("errors/spared", "repl_rl.credit.advantage_estimators:two_stream_avoidable_errors", PENALTIES),
+    Condition(
+        "errors/potential", AS_GIVEN, potential=f"repl_rl.credit.rewards:compute_error_potential={FIXED_PENALTY}"
+    ),
 )
 """Other ways to penalize an error, each as much as `two_stream/penalty` for one error.
 

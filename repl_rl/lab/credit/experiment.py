@@ -14,7 +14,7 @@ from repl_rl.lab.credit.processes import started
 from repl_rl.lab.credit.rows import Row, RowFile, Run, Start, record
 from repl_rl.lab.credit.settings import TARGET, WINDOW, Settings, base_of, header
 from repl_rl.lab.credit.statistics import aggregate, tokens_to
-from repl_rl.machine.cores import cores
+from repl_rl.utils.hardware import count_cores
 
 Open = Callable[[int, Settings, Path], AbstractContextManager[Players]]
 
@@ -129,7 +129,7 @@ def report(
         "same_as": dict(SAME_AS),
         "seeds": experiment.seeds,
         "workers": experiment.workers,
-        "cores": cores(),
+        "cores": count_cores(),
         "busy_s": round(sum(row.wall_s for row in rows), 1),
         "tuning_s": round(tuning_s, 1),
         "power": asdict(experiment.power),

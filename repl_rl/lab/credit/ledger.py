@@ -13,12 +13,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from repl_rl.lab.credit.rows import Run
-from repl_rl.record.trajectory import Trajectory
-from repl_rl.rollout import RolloutThread
+from repl_rl.rollout import SyncRollouts
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.loop import fit, load_model
-from repl_rl.trainer.source import StepRecord
-from repl_rl.trainer.weights import save_weights, size_of, weights_folder
+from repl_rl.trainer.rollout_source import StepRecord
+from repl_rl.trainer.train_loop import load_model, run_training
+from repl_rl.trainer.weight_sync import compute_weight_bytes, open_weights_folder, save_weights
+from repl_rl.trajectory.trajectory import Trajectory
 
 ENDLESS_STEPS = 1_000_000
 """Steps of the schedule. They are many, so that a linear learning rate stays constant while tokens last."""
@@ -86,7 +86,7 @@ class Ledger:
 def spent(
     policy: Path,
     config: TrainerConfig,
-    source: RolloutThread,
+    source: SyncRollouts,
     task_ids: Sequence[str],
     tokens: int,
     seed: int,
@@ -103,12 +103,12 @@ def spent(
     keep = partial(_copied, model) if keep_middle else None
     ledger = Ledger(tokens, keep=keep)
     tokenizer = source.rollouts.renderer.tokenizer
-    with tempfile.TemporaryDirectory() as checkpoints, weights_folder(size_of(model)) as weights:
+    with tempfile.TemporaryDirectory() as checkpoints, open_weights_folder(compute_weight_bytes(model)) as weights:
         try:
-            fit(model, tokenizer, task_ids, source, config, Path(checkpoints), ledger.step, seed=seed)
+            run_training(model, tokenizer, task_ids, source, config, Path(checkpoints), ledger.step, seed=seed)
         except _BudgetSpent:
             # The exception skipped the last weight sync, so drop prefetched rollouts and sync here.
-            source.forget()
+            source.cancel_prefetched()
             save_weights(model, model.state_dict(), weights)
             source.load_weights(weights, len(ledger.tokens))
     model.zero_grad()

@@ -10,9 +10,9 @@ import random
 import re
 from string import ascii_lowercase
 
-from repl_rl.coldstart.demonstrations import ECHO, Plan
 from repl_rl.errors import ConfigError
-from repl_rl.tasks import Sketch, Split, Task, split_of, task_of
+from repl_rl.sft.demonstrations import ECHO, DemonstrationPlan
+from repl_rl.tasks import Problem, Split, Task, get_split, make_task
 
 FAMILY = "long"
 FEWEST, MOST = 7, 9
@@ -25,7 +25,7 @@ _LARGEST = 999
 _DRAWS_PER_TASK = 200
 
 
-def drawn(rng: random.Random) -> Sketch:
+def drawn(rng: random.Random) -> Problem:
     """Draw a chain of assignments, each of earlier variables and a small number."""
     names = ascii_lowercase[: rng.randint(FEWEST, MOST)]
     values = {"a": rng.randint(11, 60)}
@@ -40,7 +40,7 @@ def drawn(rng: random.Random) -> Sketch:
         setup.append(f"{name} = {text}")
     last, other = names[-1], rng.choice(names[:-1])
     question = f"Let {', '.join(setup[:-1])} and {setup[-1]}. Compute {last} + {other}."
-    return Sketch(question, str(values[last] + values[other]), tuple(setup), f"{last} + {other}")
+    return Problem(question, str(values[last] + values[other]), tuple(setup), f"{last} + {other}")
 
 
 def _step(rng: random.Random, values: dict[str, int]) -> tuple[str, int]:
@@ -67,18 +67,18 @@ def tasks(split: Split, count: int, seed: int) -> tuple[Task, ...]:
     rng = random.Random(f"{seed}/{split}/{FAMILY}")
     found: dict[str, Task] = {}
     while len(found) < count:
-        task = task_of(FAMILY, sketched(rng, split))
+        task = make_task(FAMILY, sketched(rng, split))
         for _ in range(_DRAWS_PER_TASK):
             if task.id not in found:
                 break
-            task = task_of(FAMILY, sketched(rng, split))
+            task = make_task(FAMILY, sketched(rng, split))
         else:
             raise ConfigError("number of tasks", count, f"family {FAMILY!r} has too few different questions")
         found[task.id] = task
     return tuple(found.values())
 
 
-def sketched(rng: random.Random, split: Split) -> Sketch:
+def sketched(rng: random.Random, split: Split) -> Problem:
     """Draw one problem whose question belongs to `split`.
 
     Raises:
@@ -86,18 +86,18 @@ def sketched(rng: random.Random, split: Split) -> Sketch:
     """
     for _ in range(_DRAWS_PER_TASK):
         one = drawn(rng)
-        if split_of(one.question) is split:
+        if get_split(one.question) is split:
             return one
     raise ConfigError("task family", FAMILY, f"it has too few questions in the split {split!s}")
 
 
-def clean_plan(one: Sketch) -> Plan:
+def clean_plan(one: Problem) -> DemonstrationPlan:
     """Return a plan without slips."""
     lines = (*one.setup, one.expression, f"submit_final_answer({ECHO})")
-    return Plan(tuple(f"{line}\n" for line in lines))
+    return DemonstrationPlan(tuple(f"{line}\n" for line in lines))
 
 
-def slipping_plan(one: Sketch, rng: random.Random) -> Plan:
+def slipping_plan(one: Problem, rng: random.Random) -> DemonstrationPlan:
     """Return a plan with silent slips, drawn independently per line. The first assignment is always right."""
     setup = [one.setup[0]]
     for line in one.setup[1:]:
@@ -106,7 +106,7 @@ def slipping_plan(one: Sketch, rng: random.Random) -> Plan:
     swap = rng.random() < OTHER_EXPRESSION
     expression = one.expression.replace(" + ", " - ") if swap else one.expression
     lines = (*setup, expression, f"submit_final_answer({ECHO})")
-    return Plan(tuple(f"{line}\n" for line in lines))
+    return DemonstrationPlan(tuple(f"{line}\n" for line in lines))
 
 
 def _slipped(line: str, rng: random.Random) -> str:

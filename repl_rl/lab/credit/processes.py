@@ -9,12 +9,12 @@ from multiprocessing.queues import Queue
 from pathlib import Path
 from queue import Empty
 
-from repl_rl.engine.variables import environment
+from repl_rl.engine.vllm_subprocess import set_environment
 from repl_rl.errors import ReplRLError
 from repl_rl.lab.credit.jobs import Job
 from repl_rl.lab.credit.rows import Row
 from repl_rl.lab.credit.settings import Settings
-from repl_rl.machine.stopping import terminable
+from repl_rl.utils.stop_signals import handle_stop_signals
 
 ONE_CORE = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 _POLL_S = 1.0
@@ -78,7 +78,7 @@ def started(count: int, settings: Settings, out: Path) -> Iterator[Processes]:
     processes = [context.Process(target=_work, args=(given, made, settings, out)) for _ in range(count)]
     players = Processes(list(processes), given, made)
     try:
-        with environment(ONE_CORE):
+        with set_environment(ONE_CORE):
             for process in processes:
                 process.start()
         yield players
@@ -95,7 +95,7 @@ def _work(given: "Queue[Job | None]", made: "Queue[Row | str]", settings: Settin
     from repl_rl.lab.credit.worker import opened
 
     try:
-        with terminable(), opened(settings, out) as worker:
+        with handle_stop_signals(), opened(settings, out) as worker:
             while (job := _next(given)) is not None:
                 made.put(worker.play(job))
     except KeyboardInterrupt:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from repl_rl.errors import ConfigError
 from repl_rl.lab.credit.conditions import Way
-from repl_rl.machine.files import write_whole
+from repl_rl.utils.atomic_files import write_text_atomically
 
 POINTS = ("start", "middle", "end")
 """Points of a run where gradients are compared: before it, after half of its tokens, and after it."""
@@ -94,7 +94,7 @@ class RowFile:
     def add(self, row: Row) -> None:
         """Append a row atomically."""
         self._texts.append(json.dumps(record(row)))
-        write_whole(self.path, "\n".join((*self._texts, "")))
+        write_text_atomically(self.path, "\n".join((*self._texts, "")))
 
     def _check(self, header: Mapping[str, object]) -> None:
         try:

@@ -10,8 +10,8 @@ from typing import Literal
 from repl_rl.errors import ConfigError
 from repl_rl.lab.credit.beginnings import BEGINNINGS, QUICKSTART, Beginning, Start
 from repl_rl.lab.credit.conditions import CONDITIONS
-from repl_rl.machine.versions import versions
-from repl_rl.world import World
+from repl_rl.rollout_config import RolloutConfig
+from repl_rl.utils.installed_versions import collect_versions
 
 TARGET = 0.8
 """Solve rate of training rollouts that counts as learned."""
@@ -106,7 +106,7 @@ def base_of(settings: Settings) -> Path:
     Raises:
         ConfigError: it cannot be loaded.
     """
-    return World(model=settings.model).policy.folder
+    return RolloutConfig(model=settings.model).policy.folder
 
 
 def header(settings: Settings, base: Path) -> dict[str, object]:
@@ -115,7 +115,7 @@ def header(settings: Settings, base: Path) -> dict[str, object]:
     about: dict[str, object] = {
         "settings": asdict(settings),
         "conditions": {condition.name: asdict(condition) for condition in CONDITIONS},
-        "versions": {"python": python_version(), **versions()},
+        "versions": {"python": python_version(), **collect_versions()},
         "policy": hashlib.sha256(b"".join(f.read_bytes() for f in sorted(base.glob("*.safetensors")))).hexdigest()[:16],
     }
     return {"fingerprint": hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16], **about}

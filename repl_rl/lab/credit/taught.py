@@ -11,27 +11,37 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from repl_rl.coldstart.demonstrations import CLEAN, COLD, ECHO, WARM, Mix, Plan, plan
-from repl_rl.coldstart.finetune import finetune, labelled
-from repl_rl.coldstart.played import Course, demonstrations, played
-from repl_rl.coldstart.selection import FinetuneConfig
-from repl_rl.coldstart.verified import Tally
 from repl_rl.lab.credit import long
 from repl_rl.lab.credit.beginnings import QUICKSTART
 from repl_rl.lab.credit.conditions import Way
 from repl_rl.lab.credit.settings import Settings
-from repl_rl.record.trajectory import Trajectory
-from repl_rl.rollout.renderer import Renderer
+from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.sandbox import InProcessSandbox
-from repl_rl.tasks import Sketch, Split, sketch, task_of
+from repl_rl.sft.demonstrations import (
+    CLEAN,
+    COLD,
+    ECHO,
+    WARM,
+    DemonstrationMix,
+    DemonstrationPlan,
+    DemonstrationSpec,
+    generate_demonstrations,
+    plan_demonstration,
+    play_demonstration,
+)
+from repl_rl.sft.demonstrations_from_doctests import DemonstrationCounts
+from repl_rl.sft.finetune import build_labelled_example, run_finetuning
+from repl_rl.sft.select_rollouts import FinetuneConfig
+from repl_rl.tasks import Problem, Split, draw_problem, make_task
+from repl_rl.trajectory.trajectory import Trajectory
 
 DEMONSTRATIONS_A_STEP = 16
 """Demonstrations per step, half a batch, so that each demonstration is seen about twice."""
 FAILING = 0.4
 """Share of the failing policy's demonstrated lines that end in an error."""
 MOST_FAILURES = 4
-"""Most failures of one line before it is written correctly, so that a demonstration ends."""
-_GUESSING = Mix(guess=0.5, mistake=0.0)
+"""Maximum number of failures of one line before it is written correctly, so that a demonstration ends."""
+_GUESSING = DemonstrationMix(guess=0.5, mistake=0.0)
 
 
 def teach(settings: Settings, way: Way, base: Path, out: Path) -> None:
@@ -87,13 +97,13 @@ def teach_shown(base: Path, out: Path, steps: int, way: Way, families: tuple[str
     renderer, count = Renderer.from_folder(base), steps * DEMONSTRATIONS_A_STEP
     protocol = "fenced" if way == "fenced" else "line"
     last = count // 3
-    warm = asyncio.run(_shown(renderer, Course(families, WARM, count - last, seed=6, protocol=protocol)))
-    cold = asyncio.run(_shown(renderer, Course(families, COLD, last, seed=7, protocol=protocol)))
+    warm = asyncio.run(_shown(renderer, DemonstrationSpec(families, WARM, count - last, seed=6, protocol=protocol)))
+    cold = asyncio.run(_shown(renderer, DemonstrationSpec(families, COLD, last, seed=7, protocol=protocol)))
     config = FinetuneConfig(steps, DEMONSTRATIONS_A_STEP, learning_rate=2e-4, warmup_steps=2)
     _learn(base, renderer, [*warm, *cold], out, config, seed=6)
 
 
-def failing_plan(drawn: Sketch, rng: random.Random) -> Plan:
+def failing_plan(drawn: Problem, rng: random.Random) -> DemonstrationPlan:
     """Return a plan that is a guess or a correct demonstration, half of the time each, with failures before its lines.
 
     Each failure has probability `FAILING`. Failures before an answer that copies an output are placed before the line
@@ -102,7 +112,7 @@ def failing_plan(drawn: Sketch, rng: random.Random) -> Plan:
     lines: list[str] = []
     # `at` is the line before which the next failures are inserted.
     at = 0
-    for line in plan(drawn, _GUESSING, rng).lines:
+    for line in plan_demonstration(drawn, _GUESSING, rng).lines:
         lines.append(line)
         if ECHO not in line and not line.startswith(" "):
             at = len(lines) - 1
@@ -111,7 +121,7 @@ def failing_plan(drawn: Sketch, rng: random.Random) -> Plan:
             failures.append(_failure(lines[at], rng))
         lines[at:at] = failures
         at += len(failures)
-    return Plan(tuple(lines))
+    return DemonstrationPlan(tuple(lines))
 
 
 def _failure(line: str, rng: random.Random) -> str:
@@ -122,43 +132,48 @@ def _failure(line: str, rng: random.Random) -> str:
 
 async def _failing(renderer: Renderer, count: int, seed: int) -> list[Trajectory]:
     families = QUICKSTART
-    course = Course(families, _GUESSING, count, seed)
+    course = DemonstrationSpec(families, _GUESSING, count, seed)
     # Without isolation, because these lines come from our own plans.
     rng, sandbox = random.Random(f"{seed}/failing"), InProcessSandbox()
     shown: list[Trajectory] = []
     for number in range(count):
         family = families[number % len(families)]
-        drawn = sketch(family, rng, Split.TRAIN)
-        trajectory = await played(task_of(family, drawn), failing_plan(drawn, rng), course, sandbox, renderer)
+        drawn = draw_problem(family, rng, Split.TRAIN)
+        trajectory = await play_demonstration(
+            make_task(family, drawn), failing_plan(drawn, rng), course, sandbox, renderer
+        )
         shown += [trajectory] if trajectory is not None else []
     return shown
 
 
 async def _long(renderer: Renderer, count: int, slips: bool, seed: int) -> list[Trajectory]:
-    course = Course((long.FAMILY,), CLEAN, count, seed)
+    course = DemonstrationSpec((long.FAMILY,), CLEAN, count, seed)
     rng, sandbox = random.Random(f"{seed}/long"), InProcessSandbox()
     shown: list[Trajectory] = []
     for _ in range(count):
         one = long.sketched(rng, Split.TRAIN)
         planned = long.slipping_plan(one, rng) if slips else long.clean_plan(one)
-        trajectory = await played(task_of(long.FAMILY, one), planned, course, sandbox, renderer)
+        trajectory = await play_demonstration(make_task(long.FAMILY, one), planned, course, sandbox, renderer)
         shown += [trajectory] if trajectory is not None else []
     return shown
 
 
-def _learn_fenced(base: Path, out: Path, mix: Mix, config: FinetuneConfig, seed: int) -> None:
+def _learn_fenced(base: Path, out: Path, mix: DemonstrationMix, config: FinetuneConfig, seed: int) -> None:
     renderer = Renderer.from_folder(base)
     count = config.steps * DEMONSTRATIONS_A_STEP
-    shown = asyncio.run(_shown(renderer, Course(QUICKSTART, mix, count, seed, protocol="fenced")))
+    shown = asyncio.run(_shown(renderer, DemonstrationSpec(QUICKSTART, mix, count, seed, protocol="fenced")))
     _learn(base, renderer, shown, out, config, seed)
 
 
 def _learn(
     base: Path, renderer: Renderer, shown: Sequence[Trajectory], out: Path, config: FinetuneConfig, seed: int
 ) -> None:
-    examples = [labelled(trajectory, learn_errors=True) for trajectory in shown]
-    finetune(base, renderer, examples, out, config, seed)
+    examples = [build_labelled_example(trajectory, learn_errors=True) for trajectory in shown]
+    run_finetuning(base, renderer, examples, out, config, seed)
 
 
-async def _shown(renderer: Renderer, course: Course) -> list[Trajectory]:
-    return [trajectory async for trajectory in demonstrations(course, InProcessSandbox(), renderer, Tally())]
+async def _shown(renderer: Renderer, course: DemonstrationSpec) -> list[Trajectory]:
+    return [
+        trajectory
+        async for trajectory in generate_demonstrations(course, InProcessSandbox(), renderer, DemonstrationCounts())
+    ]

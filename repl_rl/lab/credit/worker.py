@@ -12,31 +12,31 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from repl_rl.engine import EngineKind, Transformers, Vllm, open_engine
+from repl_rl.engine import EngineConfig, Transformers, Vllm, open_engine
 from repl_rl.lab.credit.agreement import Agreement, measured
 from repl_rl.lab.credit.conditions import Condition, Way
 from repl_rl.lab.credit.jobs import Job
 from repl_rl.lab.credit.ledger import ENDLESS_STEPS, Ledger, spent
 from repl_rl.lab.credit.rows import POINTS, Row, Run, Start
 from repl_rl.lab.credit.settings import Settings, base_of, header
-from repl_rl.record.metrics import describe
-from repl_rl.record.trajectory import Observed, Trajectory
-from repl_rl.rollout import ReplSampler, Rollouts, RolloutThread
-from repl_rl.rollout.renderer import Renderer
-from repl_rl.samplers.fenced import FencedCodeSampler
-from repl_rl.sandbox import Births, Local, SandboxKind
+from repl_rl.rollout import ReplSampler, Rollouts, SyncRollouts
+from repl_rl.rollout.token_renderer import Renderer
+from repl_rl.samplers.fenced_code_sampler import FencedCodeSampler
+from repl_rl.sandbox import Local, SandboxConfig, SandboxOptions
 from repl_rl.sandbox.inprocess import InProcess
 from repl_rl.tasks import Split, Task
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.loop import credit_of, load_model
-from repl_rl.trainer.weights import save_weights, size_of, weights_folder
+from repl_rl.trainer.train_loop import build_credit_config, load_model
+from repl_rl.trainer.weight_sync import compute_weight_bytes, open_weights_folder, save_weights
+from repl_rl.trajectory.trajectory import Observed, Trajectory
+from repl_rl.trajectory.trajectory_metrics import compute_trajectory_metrics
 
 WARMUP_STEPS = 5
 FIGURES = (
     *("solve_rate", "line_error_rate", "answered_rate", "lines_per_rollout", "void_line_rate", "print_rate"),
     *("try_rate", "repeat_rate"),
 )
-"""Metrics of `repl_rl.record.metrics.describe`, on held-out tasks at temperature 1."""
+"""Metrics of `repl_rl.trajectory.trajectory_metrics.compute_trajectory_metrics`, on held-out tasks at temperature 1."""
 
 
 class HeldOut(NamedTuple):
@@ -47,11 +47,15 @@ class HeldOut(NamedTuple):
     """Texts of the first tasks' greedy rollouts."""
 
 
-def play_held_out(source: RolloutThread, tasks: Sequence[Task], transcripts: int) -> HeldOut:
+def play_held_out(source: SyncRollouts, tasks: Sequence[Task], transcripts: int) -> HeldOut:
     """Play held-out tasks at temperature 1 and greedily; keep the texts of the first `transcripts` greedy rollouts."""
     sampled, greedy = source.sample(tasks), source.sample(tasks, temperature=0.0)
-    found = describe(sampled)
-    figures = {name: found[name] for name in FIGURES} | repaired(sampled) | {"greedy": describe(greedy)["solve_rate"]}
+    found = compute_trajectory_metrics(sampled)
+    figures = (
+        {name: found[name] for name in FIGURES}
+        | repaired(sampled)
+        | {"greedy": compute_trajectory_metrics(greedy)["solve_rate"]}
+    )
     tokens = round(found["sampled_tokens"] / len(sampled), 2)
     rates = {name: round(rate, 5) for name, rate in figures.items()}
     return HeldOut({**rates, "rollout_tokens": tokens}, [told(rollout) for rollout in greedy[:transcripts]])
@@ -75,7 +79,7 @@ def told(trajectory: Trajectory) -> str:
 class Worker:
     """Engine, consoles, and the policies that runs start from. Open it with `opened`."""
 
-    def __init__(self, source: RolloutThread, settings: Settings, base: Path, tasks: Sequence[Task], out: Path) -> None:
+    def __init__(self, source: SyncRollouts, settings: Settings, base: Path, tasks: Sequence[Task], out: Path) -> None:
         self.source = source
         self.settings = settings
         self.base = base
@@ -136,7 +140,7 @@ class Worker:
         assert ledger.middle is not None
         # The engine needs the same weights as the model, so load those of the middle into both.
         model.load_state_dict(ledger.middle)
-        with weights_folder(size_of(model)) as weights:
+        with open_weights_folder(compute_weight_bytes(model)) as weights:
             save_weights(model, model.state_dict(), weights)
             self.source.load_weights(weights, len(ledger.tokens))
         found["middle"] = self._agreement(model, config, seed)
@@ -147,7 +151,7 @@ class Worker:
     def _agreement(self, model: PreTrainedModel, config: TrainerConfig, seed: int) -> Agreement:
         never, tokens = self.source.forbidden_ids, self.settings.agreement_tokens
         size, play = config.group_size, self.source.sample
-        return measured(model, play, self.tasks, credit_of(config), size, tokens, never, seed)
+        return measured(model, play, self.tasks, build_credit_config(config), size, tokens, never, seed)
 
     def policy(self, way: Way) -> Path:
         """Return the folder of the policy that the runs of a way start from."""
@@ -195,17 +199,17 @@ def opened(settings: Settings, out: Path) -> Iterator[Worker]:
 
     @asynccontextmanager
     async def opener() -> AsyncIterator[Rollouts]:
-        place: SandboxKind = Local() if settings.sandbox == Local.kind else InProcess()
-        kind: EngineKind = Vllm(threads=1) if settings.engine == Vllm.kind else Transformers()
+        place: SandboxConfig = Local() if settings.sandbox == Local.kind else InProcess()
+        kind: EngineConfig = Vllm(threads=1) if settings.engine == Vllm.kind else Transformers()
         renderer = Renderer.from_folder(folder)
         never, room = renderer.forbidden_ids, beginning.context_tokens
         opening = open_engine(
             kind, model=folder, context_tokens=room, dtype="float32", max_sessions=at_once, forbidden_ids=never
         )
-        async with place.open(Births(warm=at_once)) as sandbox, opening as engine:
+        async with place.open(SandboxOptions(pool_size=at_once)) as sandbox, opening as engine:
             yield Rollouts(
                 engine, sandbox, renderer, ReplSampler(), beginning.limits["lines"], "bare", concurrency=at_once
             )
 
-    with RolloutThread(opener, {task.id: task for task in training}) as source:
+    with SyncRollouts(opener, {task.id: task for task in training}) as source:
         yield Worker(source, settings, folder, training, out)

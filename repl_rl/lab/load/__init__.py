@@ -17,8 +17,8 @@ from repl_rl.errors import ConfigError, EngineError
 from repl_rl.lab.load.clients import TURNS, Crowd, Gone, Heard, Leaving, Talking
 from repl_rl.lab.load.figures import quantiles
 from repl_rl.lab.load.server import Look, Server
-from repl_rl.machine.cores import cores
 from repl_rl.tasks import Split, load_tasks
+from repl_rl.utils.hardware import count_cores
 
 _WARM = 0.1
 """Warm-up time as a share of the measured time, so that caches are full before memory is read."""
@@ -101,7 +101,7 @@ class _Load:
         gone = await self._leave_alone()
         crowd = await self._crowd()
         return {
-            "cpus": cores(),
+            "cpus": count_cores(),
             "load_average": os.getloadavg()[0],
             "engine": config.engine,
             "sandbox": config.sandbox,

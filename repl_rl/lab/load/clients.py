@@ -19,7 +19,7 @@ _TICK_S = 0.005
 _GONE_S = 30.0
 """Timeout for engine and console to become free after a disconnect, seconds."""
 _TRIES = 40
-"""Most turns in a row that may end before their client disconnects; after them the test fails."""
+"""Maximum number of turns in a row that may end before their client disconnects; after them the test fails."""
 _LEFT = "repl_rl_turns_abandoned_total"
 _ENDED = 'repl_rl_requests_total{path="/v1/completions",status="200"}'
 """Metric that counts completed turns of the disconnecting client, the only one that uses this path."""

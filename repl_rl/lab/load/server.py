@@ -16,7 +16,7 @@ from types import TracebackType
 import httpx
 
 from repl_rl.errors import ConfigError, EngineError
-from repl_rl.machine.processes import descendants, end_now
+from repl_rl.utils.processes import kill_processes, list_descendants
 
 _MIB = 1 << 20
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -90,7 +90,7 @@ class Server:
     @property
     def below(self) -> set[int]:
         """Process ids below the server."""
-        return set(descendants(self._process.pid))
+        return set(list_descendants(self._process.pid))
 
     async def settled(self) -> frozenset[int]:
         """Return the processes below the server once they stay the same, because new consoles start after each turn."""
@@ -136,7 +136,7 @@ class Server:
 
     def _end(self) -> None:
         if self._process.poll() is None:
-            end_now([self._process.pid, *self.below])
+            kill_processes([self._process.pid, *self.below])
         if self._process.stdout is not None:
             self._process.stdout.close()
         self._said.close()

@@ -1,28 +1,45 @@
 """Offline report of a run: one self-contained HTML file."""
 
-from repl_rl.runs.report.compared import Differing, compared, told_apart, write_comparison
-from repl_rl.runs.report.data import MAX_TRAJECTORIES, entries_payload, payload
-from repl_rl.runs.report.page import PLAYER_SCRIPTS, is_page, page, player_page, read, scripts, write_report
-from repl_rl.runs.report.rollouts import legible, pack, whole
-from repl_rl.runs.report.server import ReportServer
+from repl_rl.runs.report.render_report import (
+    PLAYER_SCRIPTS,
+    SettingDifferences,
+    build_comparison,
+    is_report_page,
+    make_distinct_names,
+    read_page_file,
+    read_scripts,
+    render_page,
+    render_player_page,
+    write_comparison,
+    write_report,
+)
+from repl_rl.runs.report.report_data import (
+    MAX_TRAJECTORIES,
+    build_entries_payload,
+    build_full_detail,
+    build_payload,
+    pack_json,
+    shorten_text,
+)
+from repl_rl.runs.report.report_server import ReportServer
 
 __all__ = [
     "MAX_TRAJECTORIES",
     "PLAYER_SCRIPTS",
-    "Differing",
     "ReportServer",
-    "compared",
-    "entries_payload",
-    "is_page",
-    "legible",
-    "pack",
-    "page",
-    "payload",
-    "player_page",
-    "read",
-    "scripts",
-    "told_apart",
-    "whole",
+    "SettingDifferences",
+    "build_comparison",
+    "build_entries_payload",
+    "build_full_detail",
+    "build_payload",
+    "is_report_page",
+    "make_distinct_names",
+    "pack_json",
+    "read_page_file",
+    "read_scripts",
+    "render_page",
+    "render_player_page",
+    "shorten_text",
     "write_comparison",
     "write_report",
 ]

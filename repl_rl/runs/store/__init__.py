@@ -1,29 +1,45 @@
-"""Trajectories on disk, readable without torch or a tokenizer, with export to notebooks and console text."""
+"""Store of trajectories on disk, readable without torch or a tokenizer, and its export formats."""
 
-from repl_rl.runs.store.files import Store, append, is_step_file, read, step_file, write_step, write_tokens
-from repl_rl.runs.store.members import Damage
-from repl_rl.runs.store.records import from_record, to_record
-from repl_rl.runs.store.schema import SCHEMA_VERSION
-from repl_rl.runs.store.text import Transition, Turn, from_text, guarded, marked, printable, to_text, transitions
+from repl_rl.runs.store.appendable_gzip import DamagedRegion
+from repl_rl.runs.store.export_formats import (
+    ConsoleTurn,
+    LineTransition,
+    build_transitions,
+    escape_control_characters,
+    escape_output,
+    mark_observations,
+    parse_session,
+    to_text,
+)
+from repl_rl.runs.store.trajectory_files import (
+    Store,
+    append_records,
+    get_step_path,
+    is_step_file,
+    read_trajectories,
+    write_step,
+    write_tokens,
+)
+from repl_rl.runs.store.trajectory_json import SCHEMA_VERSION, from_record, to_record
 
 __all__ = [
     "SCHEMA_VERSION",
-    "Damage",
+    "ConsoleTurn",
+    "DamagedRegion",
+    "LineTransition",
     "Store",
-    "Transition",
-    "Turn",
-    "append",
+    "append_records",
+    "build_transitions",
+    "escape_control_characters",
+    "escape_output",
     "from_record",
-    "from_text",
-    "guarded",
+    "get_step_path",
     "is_step_file",
-    "marked",
-    "printable",
-    "read",
-    "step_file",
+    "mark_observations",
+    "parse_session",
+    "read_trajectories",
     "to_record",
     "to_text",
-    "transitions",
     "write_step",
     "write_tokens",
 ]

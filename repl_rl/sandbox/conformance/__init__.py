@@ -1,35 +1,59 @@
-"""Conformance suite of every sandbox: fidelity, isolation seen from inside, limits, host functions, latency.
+"""Conformance suite of every sandbox: `run_suite(kind)` returns a table of `SandboxCheckResult`.
 
-`run(kind)` returns a table.
+It checks fidelity, isolation seen from inside, limits, host functions, workspaces and latency. The checks of host
+functions are in this file, for every sandbox that offers them; the modules of the package contain the other checks.
 """
 
+import json
 import statistics
 import sysconfig
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from repl_rl.record.trajectory import LineStatus
 from repl_rl.sandbox import SANDBOXES, open_sandbox
-from repl_rl.sandbox.base import Sandbox, SandboxKind
-from repl_rl.sandbox.conformance.harvest import Transcript, edge_transcripts, in_blocks, joined, transcripts
-from repl_rl.sandbox.conformance.host import HOST_CHECKS, run_host_check
-from repl_rl.sandbox.conformance.isolation import foreign_terminal, probes, run_probe, shared, spaces, world
-from repl_rl.sandbox.conformance.limits import CHECK_LIMITS, CHECKS, run_check
-from repl_rl.sandbox.conformance.reference import SCRIPT, compare, reference_texts, reproduced
-from repl_rl.sandbox.conformance.workspaces import EMPTYISH, WORKSPACE_CHECKS, Begun, run_workspace_check
+from repl_rl.sandbox.base import Sandbox, SandboxConfig, SupportsHostFunctions
+from repl_rl.sandbox.conformance.isolation import (
+    build_probes,
+    check_foreign_terminal,
+    find_shared_namespaces,
+    open_host_secrets,
+    read_console_namespaces,
+    run_probe,
+)
+from repl_rl.sandbox.conformance.limits_and_workspaces import (
+    CHECK_LIMITS,
+    CHECKS,
+    EMPTYISH,
+    WORKSPACE_CHECKS,
+    WorkspaceSandbox,
+    run_check,
+    run_workspace_check,
+)
+from repl_rl.sandbox.conformance.python_console_fidelity import (
+    SCRIPT,
+    Transcript,
+    compare_with_reference,
+    iterate_transcripts,
+    join_statements,
+    load_edge_transcripts,
+    run_reference,
+    select_reproducible,
+    wrap_in_blocks,
+)
+from repl_rl.trajectory.trajectory import LineStatus
 
 __all__ = [
-    "Row",
-    "doctest_transcripts",
-    "edge_transcripts",
-    "fidelity",
-    "host_calls",
-    "isolation",
-    "latency",
-    "limits",
-    "run",
-    "workspaces",
+    "SandboxCheckResult",
+    "check_fidelity",
+    "check_host_calls",
+    "check_isolation",
+    "check_limits",
+    "check_workspaces",
+    "load_doctest_transcripts",
+    "load_edge_transcripts",
+    "measure_latency",
+    "run_suite",
 ]
 
 _HARVESTED = """
@@ -44,11 +68,11 @@ _HARVESTED_MODULES = """
 _LATENCY_LINES = ("x = 1", "1 + 1", "print('a')", "1/0")
 _LATENCY_REPEATS = 50
 WORKSPACE_LIMITS = replace(CHECK_LIMITS, cpu_s=6.0)
-"""Limits of the sandbox that `workspaces` checks. A workspace that never ends is rejected after `cpu_s`."""
+"""Limits of the sandbox that `check_workspaces` gets. A workspace that never ends is rejected after `cpu_s`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SandboxCheckResult:
     """One row of the table."""
 
     section: str
@@ -57,73 +81,77 @@ class Row:
     detail: str = ""
 
 
-def doctest_transcripts(limit: int | None = None) -> list[Transcript]:
+def load_doctest_transcripts(limit: int | None = None) -> list[Transcript]:
     """Return doctests of the installed standard library, at most `limit` transcripts."""
     library = Path(sysconfig.get_path("stdlib"))
     paths = [library / "test" / f"{name}.py" for name in _HARVESTED.split()]
     paths += [library / f"{name}.py" for name in _HARVESTED_MODULES.split()]
-    found = list(transcripts(path for path in paths if path.exists()))
+    found = list(iterate_transcripts(path for path in paths if path.exists()))
     return found[:limit]
 
 
-async def fidelity(
+async def check_fidelity(
     sandbox: Sandbox, cases: Sequence[Transcript], section: str, command: Sequence[str] = ()
-) -> list[Row]:
+) -> list[SandboxCheckResult]:
     """Check that the cases print the same bytes as under the reference. Return one row, and one more per difference.
 
-    `command`: see `reference_texts`. Cases that the reference does not reproduce, or on which it fails, are left out
+    `command`: see `run_reference`. Cases that the reference does not reproduce, or on which it fails, are left out
     and counted.
     """
     # Run the reference twice to find the cases that it does not reproduce.
-    first, second = await reference_texts(cases, command), await reference_texts(cases, command)
-    both = zip(cases, reproduced(first, second), strict=True)
+    first, second = await run_reference(cases, command), await run_reference(cases, command)
+    both = zip(cases, select_reproducible(first, second), strict=True)
     stable = [(case, texts) for case, texts in both if texts is not None]
-    wrong = await compare(sandbox, [case for case, _ in stable], [texts for _, texts in stable])
+    wrong = await compare_with_reference(sandbox, [case for case, _ in stable], [texts for _, texts in stable])
     lines = sum(len(texts) for _, texts in stable)
-    examples = sum(case.examples for case, _ in stable)
+    examples = sum(case.example_count for case, _ in stable)
     left_out = len(cases) - len(stable)
     detail = f"{examples} examples, {lines} lines, {len(wrong)} sessions differ, {left_out} not reproducible left out"
-    rows = [Row("fidelity", section, not wrong, detail)]
+    rows = [SandboxCheckResult("fidelity", section, not wrong, detail)]
     rows += [
-        Row("fidelity", f"{bad.name}: {bad.line[:60]!r}", False, f"expected {bad.expected!r}, got {bad.got!r}")
+        SandboxCheckResult(
+            "fidelity", f"{bad.name}: {bad.line[:60]!r}", False, f"expected {bad.expected!r}, got {bad.actual!r}"
+        )
         for bad in wrong
     ]
     return rows
 
 
-async def isolation(sandbox: Sandbox) -> list[Row]:
+async def check_isolation(sandbox: Sandbox) -> list[SandboxCheckResult]:
     """Run every probe from inside, and compare the namespaces of three consoles."""
     rows = []
-    async with world() as outside:
-        for probe in probes(outside):
+    async with open_host_secrets() as outside:
+        for probe in build_probes(outside):
             problem = await run_probe(sandbox, probe)
-            rows.append(Row("isolation", probe.name, not problem, problem))
-    terminal = await foreign_terminal(sandbox)
-    rows.append(Row("isolation", "terminals of its own", not terminal, terminal))
-    common = shared(await spaces(sandbox, 3))
-    rows.append(Row("isolation", "namespaces of its own", not common, ", ".join(common)))
+            rows.append(SandboxCheckResult("isolation", probe.name, not problem, problem))
+    terminal = await check_foreign_terminal(sandbox)
+    rows.append(SandboxCheckResult("isolation", "terminals of its own", not terminal, terminal))
+    common = find_shared_namespaces(await read_console_namespaces(sandbox, 3))
+    rows.append(SandboxCheckResult("isolation", "namespaces of its own", not common, ", ".join(common)))
     return rows
 
 
-async def limits(sandbox: Sandbox, unlimited: Collection[str] = ()) -> list[Row]:
+async def check_limits(sandbox: Sandbox, unlimited: Collection[str] = ()) -> list[SandboxCheckResult]:
     """Hit every limit on purpose, except those in `unlimited`. The sandbox must be opened with `CHECK_LIMITS`."""
     rows = []
     for check in [check for check in CHECKS if check.name not in unlimited]:
         problem = await run_check(sandbox, check)
-        rows.append(Row("limits", check.name, not problem, problem))
+        rows.append(SandboxCheckResult("limits", check.name, not problem, problem))
     return rows
 
 
-async def host_calls(sandbox: Sandbox) -> list[Row]:
+async def check_host_calls(sandbox: Sandbox) -> list[SandboxCheckResult]:
     """Call functions of the host from lines."""
     rows = []
     for check in HOST_CHECKS:
         problem = await run_host_check(sandbox, check)
-        rows.append(Row("host functions", check.name, not problem, problem))
+        rows.append(SandboxCheckResult("host functions", check.name, not problem, problem))
     return rows
 
 
-async def workspaces(sandbox: Sandbox, *, isolates: bool, unlimited: Collection[str] = ()) -> list[Row]:
+async def check_workspaces(
+    sandbox: Sandbox, *, isolates: bool, unlimited: Collection[str] = ()
+) -> list[SandboxCheckResult]:
     """Check consoles that begin with a workspace: their own guarantees, and all guarantees of other consoles.
 
     `isolates`: isolation is a guarantee of this sandbox; `unlimited`: limits that are not. The sandbox must be opened
@@ -132,14 +160,14 @@ async def workspaces(sandbox: Sandbox, *, isolates: bool, unlimited: Collection[
     rows = []
     for name in WORKSPACE_CHECKS:
         problem = await run_workspace_check(sandbox, name)
-        rows.append(Row("workspace", name, not problem, problem))
-    begun = Begun(sandbox, EMPTYISH)
-    inherited = await limits(begun, unlimited)
-    inherited += await isolation(begun) if isolates else []
+        rows.append(SandboxCheckResult("workspace", name, not problem, problem))
+    begun = WorkspaceSandbox(sandbox, EMPTYISH)
+    inherited = await check_limits(begun, unlimited)
+    inherited += await check_isolation(begun) if isolates else []
     return [*rows, *(replace(row, section=f"workspace, {row.section}") for row in inherited)]
 
 
-async def latency(sandbox: Sandbox) -> list[Row]:
+async def measure_latency(sandbox: Sandbox) -> list[SandboxCheckResult]:
     """Measure the median round trip of a few lines, milliseconds. A row passes if every line has an expected status."""
     rows = []
     async with sandbox.session() as session:
@@ -147,31 +175,89 @@ async def latency(sandbox: Sandbox) -> list[Row]:
             results = [await session.push(line) for _ in range(_LATENCY_REPEATS)]
             good = all(result.status in (LineStatus.OK, LineStatus.EXCEPTION) for result in results)
             median_ms = statistics.median(result.elapsed_s for result in results) * 1000
-            rows.append(Row("latency", line, good, f"{median_ms:.2f} ms"))
+            rows.append(SandboxCheckResult("latency", line, good, f"{median_ms:.2f} ms"))
     return rows
 
 
-async def run(kind: SandboxKind | str, *, doctests: int | None = 60) -> list[Row]:
+async def run_suite(kind: SandboxConfig | str, *, doctests: int | None = 60) -> list[SandboxCheckResult]:
     """Run the whole suite against one sandbox. `doctests`: number of transcripts to replay; None means all.
 
     Raises:
         ConfigError, SandboxUnavailable: as in `open_sandbox`.
     """
-    cases = doctest_transcripts(doctests)
-    variants = [variant for case in cases for variant in (in_blocks(case), joined(case)) if variant.lines]
-    chosen = SANDBOXES.chosen(kind)
+    cases = load_doctest_transcripts(doctests)
+    variants = [variant for case in cases for variant in (wrap_in_blocks(case), join_statements(case)) if variant.lines]
+    chosen = SANDBOXES.resolve(kind)
     # Small limits, so that the checks hit them quickly.
     async with open_sandbox(chosen, limits=CHECK_LIMITS) as sandbox:
-        checked = await isolation(sandbox) if chosen.isolates else []
-        checked += await limits(sandbox, chosen.unlimited)
-        checked += await host_calls(sandbox)
-        checked += await latency(sandbox)
+        checked = await check_isolation(sandbox) if chosen.isolates else []
+        checked += await check_limits(sandbox, chosen.unenforced_limits)
+        checked += await check_host_calls(sandbox)
+        checked += await measure_latency(sandbox)
     async with open_sandbox(chosen, limits=WORKSPACE_LIMITS) as sandbox:
-        checked += await workspaces(sandbox, isolates=chosen.isolates, unlimited=chosen.unlimited)
+        checked += await check_workspaces(sandbox, isolates=chosen.isolates, unlimited=chosen.unenforced_limits)
     # Fidelity is checked with the default limits.
     async with open_sandbox(chosen) as sandbox:
-        command = chosen.reference(SCRIPT)
-        rows = await fidelity(sandbox, edge_transcripts(), "corner cases", command)
-        rows += await fidelity(sandbox, cases, "doctests", command)
-        rows += await fidelity(sandbox, variants, "doctests in blocks and joined", command)
+        command = chosen.build_reference_command(SCRIPT)
+        rows = await check_fidelity(sandbox, load_edge_transcripts(), "corner cases", command)
+        rows += await check_fidelity(sandbox, cases, "doctests", command)
+        rows += await check_fidelity(sandbox, variants, "doctests in blocks and joined", command)
     return [*rows, *checked]
+
+
+# Host functions.
+
+
+@dataclass(frozen=True, slots=True)
+class HostCheck:
+    """Lines, and the expected end of the last one."""
+
+    name: str
+    lines: tuple[str, ...]
+    status: LineStatus
+    expected_text: str
+
+
+HOST_CHECKS = (
+    HostCheck("a call", ("add(1, 2)",), LineStatus.OK, "3\n"),
+    HostCheck("an error of the host", ("add('x')",), LineStatus.EXCEPTION, "HostError: numbers, please\n"),
+    HostCheck(
+        "calls from threads",
+        ("from concurrent.futures import ThreadPoolExecutor as Pool", "sum(Pool(2).map(add, range(8)))"),
+        LineStatus.OK,
+        "28\n",
+    ),
+    HostCheck("100 MB of arguments", ("add('x' * 10**8)",), LineStatus.EXCEPTION, "are allowed\n"),
+    HostCheck(
+        "a call from a child process",
+        ("import os", "if os.fork() == 0: add(1)", "else: _ = os.wait()", ""),
+        LineStatus.OK,
+        "HostError: add() cannot be called from a child process",
+    ),
+)
+
+
+class AddingHost:
+    """Host that adds numbers."""
+
+    functions = {"add": "add(*numbers)"}  # noqa: RUF012
+    argument_bytes = 4096
+
+    async def answer_call(self, call: bytes) -> bytes:
+        """As `HostCallHandler.answer_call`."""
+        numbers = json.loads(call)["args"]
+        if not all(isinstance(number, int) for number in numbers):
+            return b'{"error": "numbers, please"}'
+        return json.dumps({"answer": sum(numbers)}).encode()
+
+
+async def run_host_check(sandbox: Sandbox, check: HostCheck) -> str:
+    """Return an empty string if the check passes, else the result of the last line."""
+    async with sandbox.session() as session:
+        if not isinstance(session, SupportsHostFunctions):
+            return "its sessions have no `offer_functions`"
+        session.offer_functions(AddingHost())
+        for line in check.lines:
+            result = await session.push(line)
+        good = result.status is check.status and check.expected_text in result.text
+        return "" if good else f"{result.status.value}: {result.text[-200:]!r}"

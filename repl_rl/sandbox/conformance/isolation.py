@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from repl_rl.machine.assets import asset
 from repl_rl.sandbox.base import Sandbox
 from repl_rl.sandbox.local import ENVIRONMENT
+from repl_rl.utils.package_data import find_asset
 
 _REFUSED = "refused\n"
 _VARIABLES = {*ENVIRONMENT, "LC_CTYPE", "PWD", "TMPDIR"}
@@ -66,7 +66,7 @@ _SPACES = ("pid", "ipc", "mnt", "net", "user", "uts")
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class IsolationProbe:
     """One guarantee: after `lines`, the last one prints `expected`."""
 
     name: str
@@ -75,7 +75,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class Outside:
+class HostSecrets:
     """Objects of the host that a console must not find."""
 
     secret_file: Path
@@ -85,7 +85,7 @@ class Outside:
 
 
 @asynccontextmanager
-async def world() -> AsyncIterator[Outside]:
+async def open_host_secrets() -> AsyncIterator[HostSecrets]:
     """Yield a file, a listening socket and a process with a secret in its environment, within the context."""
     secret = secrets.token_hex(16)
     with tempfile.NamedTemporaryFile("w", prefix="canary-") as file, socket.create_server(("127.0.0.1", 0)) as server:
@@ -93,109 +93,120 @@ async def world() -> AsyncIterator[Outside]:
         file.flush()
         process = await asyncio.create_subprocess_exec("sleep", "1000", env={"SECRET": secret})
         try:
-            yield Outside(Path(file.name), server.getsockname()[1], process.pid, secret)
+            yield HostSecrets(Path(file.name), server.getsockname()[1], process.pid, secret)
         finally:
             process.kill()
             await process.wait()
 
 
-def _status(field: str) -> str:
-    return f"[l.split()[1] for l in open('/proc/self/status') if l.startswith('{field}:')]"
-
-
-def _refused(code: str, error: str = "OSError") -> tuple[str, ...]:
-    return ("try:", f"    {code}; print('DONE')", f"except {error}: print('refused')", "")
-
-
-def probes(outside: Outside) -> list[Probe]:
+def build_probes(outside: HostSecrets) -> list[IsolationProbe]:
     """Return every guarantee of isolation that can be checked from inside one console."""
-    return [*_privileges(), *_network(outside), *_others(outside), *_files(outside)]
+    return [
+        *_build_privilege_probes(),
+        *_build_network_probes(outside),
+        *_build_other_process_probes(outside),
+        *_build_file_probes(outside),
+    ]
 
 
-def _privileges() -> list[Probe]:
+def _build_privilege_probes() -> list[IsolationProbe]:
     zero = "['0000000000000000']\n"
     return [
-        Probe("uid is not 0", ("import os, sys, socket, time", "0 in (*os.getresuid(), *os.getresgid())"), "False\n"),
-        Probe("no supplementary group of root", ("import os", "0 in os.getgroups()"), "False\n"),
+        # User, groups and capabilities.
+        IsolationProbe(
+            "uid is not 0", ("import os, sys, socket, time", "0 in (*os.getresuid(), *os.getresgid())"), "False\n"
+        ),
+        IsolationProbe("no supplementary group of root", ("import os", "0 in os.getgroups()"), "False\n"),
         *(
-            Probe(f"no capabilities ({name})", (_status(name),), zero)
+            IsolationProbe(f"no capabilities ({name})", (_make_status_line(name),), zero)
             for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
         ),
-        Probe("no new privileges", (_status("NoNewPrivs"),), "['1']\n"),
-        Probe("seccomp filter is on", (_status("Seccomp"),), "['2']\n"),
+        IsolationProbe("no new privileges", (_make_status_line("NoNewPrivs"),), "['1']\n"),
+        # System calls that the filter refuses.
+        IsolationProbe("seccomp filter is on", (_make_status_line("Seccomp"),), "['2']\n"),
         *(
             # A filter refuses with errno 1 (EPERM). Without a filter, a call fails with another error, or succeeds.
-            Probe(f"refused: {call}", (_LIBRARY, f"c.{call}, ctypes.get_errno() == 1"), "(-1, True)\n")
+            IsolationProbe(f"refused: {call}", (_LIBRARY, f"c.{call}, ctypes.get_errno() == 1"), "(-1, True)\n")
             for call in _HARMLESS_CALLS
         ),
         *(
-            Probe(
+            IsolationProbe(
                 f"refused: {name}",
                 (_LIBRARY, f"c.syscall({number}, {', '.join(['ctypes.c_long(-1)'] * 5)}), ctypes.get_errno() == 1"),
                 "(-1, True)\n",
             )
-            for name, number in _machine_wide()
+            for name, number in _list_machine_wide_calls()
         ),
-        Probe("first to go where memory is out", ("open('/proc/self/oom_score_adj').read()",), "'1000\\n'\n"),
-        Probe(
+        # Choice of the process that the Linux kernel ends if memory is out.
+        IsolationProbe("first to go where memory is out", ("open('/proc/self/oom_score_adj').read()",), "'1000\\n'\n"),
+        IsolationProbe(
             "stays the first to go",
-            _refused("f = open('/proc/self/oom_score_adj', 'w'); f.write('0'); f.close()"),
+            _make_refused_lines("f = open('/proc/self/oom_score_adj', 'w'); f.write('0'); f.close()"),
             _REFUSED,
         ),
     ]
 
 
-def _machine_wide() -> list[tuple[str, int]]:
+def _list_machine_wide_calls() -> list[tuple[str, int]]:
     """Return the names in `_MACHINE_WIDE` and their numbers on this machine, which are valid inside, too."""
-    table = json.loads(asset("sandbox/repl_kernel/denied_syscalls.json").read_text())["syscalls"]
+    table = json.loads(find_asset("sandbox/repl_kernel/denied_syscalls.json").read_text())["syscalls"]
     return [(name, table[name][platform.machine()]) for name in _MACHINE_WIDE]
 
 
-def _loopback(address: str) -> Probe:
+def _build_loopback_probe(address: str) -> IsolationProbe:
     lines = (
         "import socket",
         f"s = socket.create_server(({address!r}, 0), family=socket.{'AF_INET6' if ':' in address else 'AF_INET'})",
         "c = socket.create_connection(s.getsockname()[:2], 2); n = c.send(b'hello')",
         "s.accept()[0].recv(9)",
     )
-    return Probe(f"own loopback is up ({address})", lines, "b'hello'\n")
+    return IsolationProbe(f"own loopback is up ({address})", lines, "b'hello'\n")
 
 
-def _network(outside: Outside) -> list[Probe]:
+def _build_network_probes(outside: HostSecrets) -> list[IsolationProbe]:
     # Consoles have ::1 only if the kernel has IPv6.
     addresses = ("127.0.0.1", "::1") if os.path.exists("/proc/net/if_inet6") else ("127.0.0.1",)
     return [
-        *map(_loopback, addresses),
-        Probe("no route", ("open('/proc/net/route').read().count(chr(10)) <= 1",), "True\n"),
-        Probe(
+        *map(_build_loopback_probe, addresses),
+        IsolationProbe("no route", ("open('/proc/net/route').read().count(chr(10)) <= 1",), "True\n"),
+        IsolationProbe(
             "DNS fails fast",
             (
                 "import socket, time; t = time.time()",
-                *_refused("socket.getaddrinfo('example.org', 80)"),
+                *_make_refused_lines("socket.getaddrinfo('example.org', 80)"),
                 "time.time() - t < 1",
             ),
             "True\n",
         ),
         # 192.0.2.1 is reserved for documentation, so no machine answers there.
-        Probe("no way out", ("import socket", *_refused("socket.create_connection(('192.0.2.1', 80), 2)")), _REFUSED),
-        Probe(
-            "host's loopback is not ours",
-            ("import socket", *_refused(f"socket.create_connection(('127.0.0.1', {outside.port}), 2)")),
+        IsolationProbe(
+            "no way out",
+            ("import socket", *_make_refused_lines("socket.create_connection(('192.0.2.1', 80), 2)")),
             _REFUSED,
         ),
-        Probe(
-            "no other socket families", ("import socket", *_refused("socket.socket(40, socket.SOCK_STREAM)")), _REFUSED
+        IsolationProbe(
+            "host's loopback is not ours",
+            ("import socket", *_make_refused_lines(f"socket.create_connection(('127.0.0.1', {outside.port}), 2)")),
+            _REFUSED,
+        ),
+        IsolationProbe(
+            "no other socket families",
+            ("import socket", *_make_refused_lines("socket.socket(40, socket.SOCK_STREAM)")),
+            _REFUSED,
         ),
     ]
 
 
-def _others(outside: Outside) -> list[Probe]:
+def _build_other_process_probes(outside: HostSecrets) -> list[IsolationProbe]:
     return [
-        Probe(
+        # Processes of the host and of siblings, and the supervisor.
+        IsolationProbe(
             "few processes are visible", ("import os", "sum(n.isdigit() for n in os.listdir('/proc')) <= 3"), "True\n"
         ),
-        Probe("no process of the host", (f"import os; p = '/proc/{outside.pid}'", "os.path.exists(p)"), "False\n"),
-        Probe(
+        IsolationProbe(
+            "no process of the host", (f"import os; p = '/proc/{outside.pid}'", "os.path.exists(p)"), "False\n"
+        ),
+        IsolationProbe(
             "no secret in any environment",
             (
                 "import glob",
@@ -208,13 +219,16 @@ def _others(outside: Outside) -> list[Probe]:
             ),
             "False\n",
         ),
-        Probe("cannot read the supervisor's memory", _refused("open('/proc/1/mem', 'rb')"), _REFUSED),
-        Probe(
+        IsolationProbe(
+            "cannot read the supervisor's memory", _make_refused_lines("open('/proc/1/mem', 'rb')"), _REFUSED
+        ),
+        # Names of the machine and of its paths.
+        IsolationProbe(
             "host name is the console's",
             ("import os, platform, socket", "{os.uname().nodename, platform.node(), socket.gethostname()}"),
             "{'console'}\n",
         ),
-        Probe(
+        IsolationProbe(
             "arguments name nothing of the host",
             (
                 "import sys",
@@ -223,13 +237,14 @@ def _others(outside: Outside) -> list[Probe]:
             ),
             "False\n",
         ),
-        Probe("no terminal of others", ("import os", "{*os.listdir('/dev/pts')} - {'ptmx'}"), "set()\n"),
-        Probe(
+        # Pseudo terminals.
+        IsolationProbe("no terminal of others", ("import os", "{*os.listdir('/dev/pts')} - {'ptmx'}"), "set()\n"),
+        IsolationProbe(
             "terminals work",
             ("import os", "a, b = os.openpty()", "os.ttyname(b), os.write(a, b'x\\n'), os.read(b, 9)"),
             "('/dev/pts/0', 2, b'x\\n')\n",
         ),
-        Probe(
+        IsolationProbe(
             "terminals are few",
             (
                 "import os",
@@ -242,38 +257,51 @@ def _others(outside: Outside) -> list[Probe]:
             ),
             "True\n",
         ),
-        Probe("environment is cleared", ("import os", f"sorted(set(os.environ) - {_VARIABLES!r})"), "[]\n"),
+        IsolationProbe("environment is cleared", ("import os", f"sorted(set(os.environ) - {_VARIABLES!r})"), "[]\n"),
     ]
 
 
-def _files(outside: Outside) -> list[Probe]:
+def _build_file_probes(outside: HostSecrets) -> list[IsolationProbe]:
     return [
+        # Folders that no console may write to.
         *(
-            Probe(f"read-only: {place}", ("import os", f"os.access({place!r}, os.W_OK)"), "False\n")
+            IsolationProbe(f"read-only: {place}", ("import os", f"os.access({place!r}, os.W_OK)"), "False\n")
             for place in ("/", "/usr", "/usr/lib", "/etc", "/dev", "/opt", "/run", "/proc/sys/kernel/hostname")
         ),
-        Probe("read-only: Python itself", ("import os", "os.access(os.__file__, os.W_OK)"), "False\n"),
-        Probe("no file of the host", ("import os", f"os.path.exists({str(outside.secret_file)!r})"), "False\n"),
-        Probe("home folders hold nothing but this Python", HOMES, "[]\n"),
-        Probe(
+        IsolationProbe("read-only: Python itself", ("import os", "os.access(os.__file__, os.W_OK)"), "False\n"),
+        # Files that no console may see.
+        IsolationProbe(
+            "no file of the host", ("import os", f"os.path.exists({str(outside.secret_file)!r})"), "False\n"
+        ),
+        IsolationProbe("home folders hold nothing but this Python", HOMES, "[]\n"),
+        IsolationProbe(
             "no answers of built-in tasks",
-            _refused("from repl_rl.tasks.generate import generate", "ImportError"),
+            _make_refused_lines("from repl_rl.tasks.generated_tasks import generate", "ImportError"),
             _REFUSED,
         ),
-        Probe("no passwords", _refused("open('/etc/shadow')"), _REFUSED),
-        Probe(
+        IsolationProbe("no passwords", _make_refused_lines("open('/etc/shadow')"), _REFUSED),
+        IsolationProbe(
             "no block device",
             ("import os, stat", "any(stat.S_ISBLK(os.lstat('/dev/' + n).st_mode) for n in os.listdir('/dev'))"),
             "False\n",
         ),
-        Probe("no device memory", ("import os", "os.path.exists('/dev/mem')"), "False\n"),
-        Probe(
+        IsolationProbe("no device memory", ("import os", "os.path.exists('/dev/mem')"), "False\n"),
+        # The only folder to write to.
+        IsolationProbe(
             "scratch folder is empty and ours", ("import os", "os.listdir(), os.access('.', os.W_OK)"), "([], True)\n"
         ),
     ]
 
 
-async def run_probe(sandbox: Sandbox, probe: Probe) -> str:
+def _make_status_line(field: str) -> str:
+    return f"[l.split()[1] for l in open('/proc/self/status') if l.startswith('{field}:')]"
+
+
+def _make_refused_lines(code: str, error: str = "OSError") -> tuple[str, ...]:
+    return ("try:", f"    {code}; print('DONE')", f"except {error}: print('refused')", "")
+
+
+async def run_probe(sandbox: Sandbox, probe: IsolationProbe) -> str:
     """Return an empty string if the guarantee holds, else the text that was printed instead."""
     async with sandbox.session() as session:
         text = ""
@@ -284,7 +312,7 @@ async def run_probe(sandbox: Sandbox, probe: Probe) -> str:
     return "" if text == probe.expected else text or "(nothing)"
 
 
-async def foreign_terminal(sandbox: Sandbox) -> str:
+async def check_foreign_terminal(sandbox: Sandbox) -> str:
     """Return an empty string if a console cannot reach the terminal of a sibling, else the text that it printed."""
     async with sandbox.session() as one, sandbox.session() as other:
         for session in (one, other):
@@ -297,20 +325,20 @@ async def foreign_terminal(sandbox: Sandbox) -> str:
         await other.push("a, b = os.openpty()")
         await other.push(f"_ = os.write(os.open({path!r}, os.O_RDWR | os.O_NOCTTY), b'secret')")
         await one.push("os.set_blocking(a, False)")
-        for line in _refused("print(os.read(a, 9))"):
+        for line in _make_refused_lines("print(os.read(a, 9))"):
             said = (await one.push(line)).text
     return "" if said == _REFUSED else said
 
 
-def host_spaces() -> dict[str, str]:
+def read_host_namespaces() -> dict[str, str]:
     """Return the namespaces of this process."""
     return {space: os.readlink(f"/proc/self/ns/{space}") for space in _SPACES}
 
 
-async def spaces(sandbox: Sandbox, count: int) -> list[dict[str, str]]:
+async def read_console_namespaces(sandbox: Sandbox, count: int) -> list[dict[str, str]]:
     """Return the namespaces of `count` consoles that live at the same time."""
 
-    async def one(barrier: asyncio.Barrier) -> dict[str, str]:
+    async def read_one(barrier: asyncio.Barrier) -> dict[str, str]:
         async with sandbox.session() as session:
             await session.push("import os")
             names = [
@@ -321,10 +349,10 @@ async def spaces(sandbox: Sandbox, count: int) -> list[dict[str, str]]:
         return dict(zip(_SPACES, names, strict=True))
 
     barrier = asyncio.Barrier(count)
-    return await asyncio.gather(*(one(barrier) for _ in range(count)))
+    return await asyncio.gather(*(read_one(barrier) for _ in range(count)))
 
 
-def shared(found: Sequence[dict[str, str]]) -> list[str]:
+def find_shared_namespaces(found: Sequence[dict[str, str]]) -> list[str]:
     """Return the kinds of namespaces that a console shares with another one or with the host."""
-    everybody = [host_spaces(), *found]
+    everybody = [read_host_namespaces(), *found]
     return [space for space in _SPACES if len({each[space] for each in everybody}) < len(everybody)]

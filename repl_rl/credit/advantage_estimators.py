@@ -1,0 +1,750 @@
+"""Advantage estimators: functions from the rewards of a group of rollouts to one advantage per line.
+
+An estimator maps `GroupRewards` to `advantages_G_L`. It is chosen by name or as `module:function`, and sees no token.
+The parts in order: rewards of a group, normalisation, estimators, loading by name.
+
+Rules for all estimators: a rollout that may not be trained on has no line here and no outcome, so it is in no baseline.
+Outcomes and given rewards of a group of one, or without variance, give zeros. Shaping, the part of a reward that the
+status table gave, is never compared with the shaping of others, and never divided by a deviation. Either would make an
+error cheaper when errors are more frequent. Shaping is added on a fixed scale. Normalised values contain nothing that
+an additional error line could change: only lines with given rewards count.
+"""
+
+import inspect
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import accumulate, pairwise
+from statistics import fmean, stdev
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+
+from repl_rl.deprecations import keeps_old_names
+from repl_rl.errors import ConfigError, UserCodeError
+from repl_rl.settings.component_registry import NameWithOptions, find_or_import
+from repl_rl.settings.value_bounds import Above, AtLeast
+from repl_rl.trajectory.trajectory import LineStatus, Trajectory
+
+EPSILON = 1e-4
+"""Added to a standard deviation before dividing by it, reward units. TRL uses the same value."""
+OUTCOME_DEVIATION = 0.5
+"""Divisor of summed shaping that is added to normalised outcomes: the largest deviation of values 0 and 1."""
+LINE_DEVIATION = 0.05
+"""Divisor of the shaping of single lines, reward units: the largest deviation of lines worth 0 or -0.1."""
+PSEUDO_DRAWS = 3
+"""Number of draws that the parent's baseline counts as, in the baseline of a node. Most nodes have one or two draws,
+whose mean alone is noisier than the group's."""
+
+Advantages = tuple[tuple[float, ...], ...]
+"""One number per line, shape (G, L) with L of each rollout; dimensionless."""
+
+LineWeight = Annotated[float, AtLeast(0)]
+"""Weight of line credit relative to the outcome."""
+
+Discount = Annotated[float, Above(0, at_most=1)]
+"""Worth of a reward that comes one line later."""
+
+GivenRewardMode = Literal["compared", "as_given"]
+"""Treatment of a reward that a line was given: compared within the group, or added unchanged.
+
+`compared`: the estimator defines the comparison. If all rewards are <= 0, they raise the advantage of no line. Outcomes
+are compared without them. A baseline below 0 is replaced by the largest of the compared rewards, or 0. A
+plain mean of penalties would pay each line that has a smaller one. `as_given`: the reward is added to the advantage of
+its line. Estimators that sum rewards also add it to the lines before. No mean, no deviation and no weight changes it.
+"""
+
+MergeKey = Literal["ids", "states"]
+"""Condition for two lines to share a node: equal ids before them, or equal console states."""
+
+CreditForm = Literal["baseline", "difference"]
+"""Credit of a line: its value minus its node's baseline, or the group's number plus the change by the line."""
+
+
+@keeps_old_names
+@dataclass(frozen=True, slots=True)
+class LineRewards:
+    """Reward of one line, in reward units, and the state before the line."""
+
+    reward: float
+    """Whole reward, including shaping."""
+    shaping: float = 0.0
+    """Part of the reward that the status table gave."""
+    state: str | None = None
+    """Name of the console state before the line, equal for equal states. None means unknown."""
+    prefix: str | None = None
+    """Name of everything before the line, equal for equal ids. None means unknown."""
+    tokens: int = 0
+    """Number of tokens that the policy sampled for the line; 0 means unknown."""
+
+    def __post_init__(self) -> None:
+        for reward in (self.reward, self.shaping):
+            if not math.isfinite(reward):
+                raise UserCodeError(f"a line reward is {reward!r}; a reward is a finite number")
+        if self.tokens < 0:
+            raise UserCodeError(f"a line has {self.tokens} tokens; count them, or give 0 where that is not known")
+
+    @property
+    def given_reward(self) -> float:
+        """Reward without shaping; exactly 0 if the line was given none."""
+        return self.reward - self.shaping
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRewards:
+    """Rewards of one rollout, in reward units."""
+
+    outcome: float | None
+    """Outcome reward. None means not graded: the rollout is in no baseline of outcomes and adds nothing to a sum."""
+    lines: tuple[LineRewards, ...] = ()
+    """Lines in order; empty for a rollout that may not be trained on."""
+
+    def __post_init__(self) -> None:
+        if self.outcome is not None and not math.isfinite(self.outcome):
+            raise UserCodeError(f"an outcome is {self.outcome!r}; give a finite number, or None where none was graded")
+        if not isinstance(self.lines, tuple):
+            raise UserCodeError(f"the lines of a rollout are a {type(self.lines).__name__}; give a tuple")
+
+    @property
+    def rewards_L(self) -> tuple[float, ...]:
+        """Reward of each line, including shaping."""
+        return tuple(line.reward for line in self.lines)
+
+    @property
+    def shaping_L(self) -> tuple[float, ...]:
+        """Part of each line's reward that the status table gave."""
+        return tuple(line.shaping for line in self.lines)
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens that the policy sampled."""
+        return sum(line.tokens for line in self.lines)
+
+
+@keeps_old_names
+@dataclass(frozen=True, slots=True)
+class GroupRewards:
+    """Rewards of the rollouts of one group, which are the input of an estimator. Its rows have one value per line."""
+
+    rollouts: tuple[RolloutRewards, ...]
+    shaping_bound: float = math.inf
+    """Bound of shaping that is summed, > 0."""
+
+    def __post_init__(self) -> None:
+        if not self.shaping_bound > 0:
+            raise UserCodeError(f"the bound of a group's shaping is {self.shaping_bound!r}; give a number above 0")
+        for name in ("state", "prefix"):
+            known = {getattr(line, name) is not None for rollout in self.rollouts for line in rollout.lines}
+            if len(known) > 1:
+                remedy = "give one to each line of a group, or to none"
+                raise UserCodeError(f"the {name} of some lines is None and of others it is not; {remedy}")
+
+    @classmethod
+    def from_rows(
+        cls,
+        outcomes_G: Sequence[float | None],
+        rewards_G_L: Sequence[Sequence[float]],
+        states_G_L: Sequence[Sequence[str]] = (),
+        shaping_G_L: Sequence[Sequence[float]] = (),
+        bound: float = math.inf,
+        prefixes_G_L: Sequence[Sequence[str]] = (),
+    ) -> "GroupRewards":
+        """Create a group from rows, one row per rollout, with one value per line. () means unknown or not given.
+
+        Raises:
+            UserCodeError: rows, or values in them, are too few or too many, or not finite numbers.
+        """
+        lengths = [len(row) for row in rewards_G_L]
+        parts = {"states": states_G_L, "shaping rewards": shaping_G_L, "prefixes": prefixes_G_L}
+        for name, rows in parts.items():
+            if rows and [len(row) for row in rows] != lengths:
+                remedy = "give one of each per line"
+                raise UserCodeError(f"a group has other numbers of {name} than of line rewards; {remedy}")
+        if len(outcomes_G) != len(lengths):
+            raise UserCodeError(
+                f"a group has {len(outcomes_G)} outcomes and {len(lengths)} rows of line rewards; "
+                "give one of each per rollout"
+            )
+        # Rows that were not given: no shaping, and unknown names.
+        nothing, unknown = [[0.0] * n for n in lengths], [[None] * n for n in lengths]
+        rows_G = zip(rewards_G_L, shaping_G_L or nothing, states_G_L or unknown, prefixes_G_L or unknown, strict=True)
+        earned_G = [tuple(map(LineRewards, *rows)) for rows in rows_G]
+        return cls(tuple(map(RolloutRewards, outcomes_G, earned_G)), bound)
+
+    @property
+    def outcomes_G(self) -> tuple[float | None, ...]:
+        """Outcome of each rollout; None if it is not graded."""
+        return tuple(rollout.outcome for rollout in self.rollouts)
+
+    @property
+    def rewards_G_L(self) -> tuple[tuple[float, ...], ...]:
+        """Reward of each line, including shaping."""
+        return tuple(rollout.rewards_L for rollout in self.rollouts)
+
+    @property
+    def shaping_G_L(self) -> tuple[tuple[float, ...], ...]:
+        """Part of each line's reward that the status table gave."""
+        return tuple(rollout.shaping_L for rollout in self.rollouts)
+
+    @property
+    def given_G_L(self) -> tuple[tuple[float, ...], ...]:
+        """Reward of each line without shaping; exactly 0 if the line was given none."""
+        return tuple(tuple(line.given_reward for line in rollout.lines) for rollout in self.rollouts)
+
+    @property
+    def states_G_L(self) -> tuple[tuple[str, ...], ...]:
+        """Name of the console state before each line; () if unknown."""
+        return _select_known_names(tuple(tuple(line.state for line in rollout.lines) for rollout in self.rollouts))
+
+    @property
+    def prefixes_G_L(self) -> tuple[tuple[str, ...], ...]:
+        """Name of everything before each line; () if unknown."""
+        return _select_known_names(tuple(tuple(line.prefix for line in rollout.lines) for rollout in self.rollouts))
+
+    def compute_shaping_to_go(self) -> list[tuple[float, ...]]:
+        """Return the sum of shaping from each line on, within `bound`. One more error never increases it."""
+        return [
+            tuple(max(-self.shaping_bound, min(self.shaping_bound, s)) for s in compute_reward_to_go(row, 1.0))
+            for row in self.shaping_G_L
+        ]
+
+    def without_line_rewards(self) -> "GroupRewards":
+        """Return the same group without any line reward."""
+        return replace(self.map_lines(lambda line: replace(line, reward=0.0, shaping=0.0)), shaping_bound=math.inf)
+
+    def map_lines(self, change: Callable[[LineRewards], LineRewards]) -> "GroupRewards":
+        """Return the same group with every line changed."""
+        rollouts = (replace(rollout, lines=tuple(map(change, rollout.lines))) for rollout in self.rollouts)
+        return replace(self, rollouts=tuple(rollouts))
+
+
+def _select_known_names(names_G_L: tuple[tuple[str | None, ...], ...]) -> tuple[tuple[str, ...], ...]:
+    """Return the names of lines, or () if those of some line, and so of all, are unknown."""
+    known = tuple(tuple(name for name in names_L if name is not None) for names_L in names_G_L)
+    return known if known == names_G_L else ()
+
+
+Estimator = Callable[[GroupRewards], Advantages]
+"""Function that estimates the advantages of one group."""
+
+
+def normalise(values: Tensor) -> Tensor:
+    """Return (x - mean) / (std + EPSILON) of a 1-D float32 tensor. nan entries are left out and become 0.
+
+    The standard deviation is unbiased. One value, or none, gives zeros. The operations and their order are those of TRL
+    1.16.
+    """
+    mean = torch.nanmean(values, dim=0, keepdim=True)
+    variance = torch.nanmean((values - mean) ** 2, dim=0, keepdim=True)
+    count = (~torch.isnan(values)).sum(dim=0, keepdim=True)
+    # A single value has no deviation: it becomes nan here, and 0 below.
+    variance *= torch.where(count > 1, count / (count - 1), torch.nan)
+    return torch.nan_to_num((values - mean) / (torch.sqrt(variance) + EPSILON), nan=0.0)
+
+
+def compute_reward_to_go(rewards_L: Sequence[float], discount: float) -> tuple[float, ...]:
+    """Return the discounted sums from each line to the end."""
+    returns: list[float] = []
+    after = 0.0
+    for reward in reversed(rewards_L):
+        after = reward + discount * after
+        returns.append(after)
+    return tuple(reversed(returns))
+
+
+def compute_scores(values: Sequence[float], beside: Sequence[float] = ()) -> list[float]:
+    """Normalise values together with further ones, and return their scores in order. Equal values give exact zeros."""
+    together = [*values, *beside]
+    if len(set(together)) < 2:
+        # Their mean may differ from them in the last bit, and EPSILON would magnify that.
+        return [0.0] * len(values)
+    scores: list[float] = normalise(torch.tensor(together, dtype=torch.float32)).tolist()
+    return scores[: len(values)]
+
+
+def compute_floored_scores(values: Sequence[float], beside: Sequence[float] = ()) -> list[float]:
+    """Return (x - b) / (deviation + EPSILON), b = max(mean, 0), in order. Further values join mean and deviation.
+
+    The deviation is the unbiased one around b. If the mean is at least 0, this is `compute_scores`. If it is below 0,
+    `compute_scores` would score the smaller ones of several penalties above 0, and more lines would pay off.
+    """
+    together = [*values, *beside]
+    # The mean is at least 0: the floor has no effect.
+    if len(together) < 2 or math.fsum(together) >= 0:
+        return compute_scores(values, beside)
+    deviation = math.sqrt(math.fsum(value * value for value in together) / (len(together) - 1))
+    return [value / (deviation + EPSILON) for value in values]
+
+
+def compute_penalty_scores(values: Sequence[float]) -> list[float]:
+    """Return values below 0 divided by their root mean square, or by OUTCOME_DEVIATION if that is larger, in order.
+
+    They are compared with 0 and never with each other, so a small penalty next to large ones does not pay off. The
+    divisor keeps small ones small, and keeps large ones from drowning normalised outcomes.
+    """
+    square = math.fsum(value * value for value in values) / len(values) if values else 0.0
+    return [value / max(OUTCOME_DEVIATION, math.sqrt(square)) for value in values]
+
+
+def compute_outcome_scores(group: GroupRewards) -> list[float]:
+    """Return the normalised outcome of each rollout, which is its advantage in GRPO, shape (G,).
+
+    It equals TRL's advantage bit for bit. A mean of equal outcomes may not be exact in float32, as for three outcomes
+    of 0.1. The scores are then TRL's rounding error in place of 0. Outcomes of 0 and 1 are exact.
+    """
+    outcomes_G = torch.tensor([math.nan if r is None else r for r in group.outcomes_G], dtype=torch.float32)
+    scores_G: list[float] = normalise(outcomes_G).tolist()
+    return scores_G
+
+
+def outcome(group: GroupRewards) -> Advantages:
+    """Compute GRPO's A(i, l) = (R(i) - mean R) / (std R + EPSILON) for each line l. Line rewards are not used.
+
+    Source: DeepSeekMath (arXiv 2402.03300), outcome supervision, as TRL computes it.
+    """
+    scores_G = compute_outcome_scores(group)
+    return tuple((score,) * len(rewards_L) for score, rewards_L in zip(scores_G, group.rewards_G_L, strict=True))
+
+
+def two_stream(
+    group: GroupRewards, *, line_weight: LineWeight = 0.3, given: GivenRewardMode = "compared"
+) -> Advantages:
+    """Compute A(i, l) = A_outcome(i) + line_weight * (A_given(i, l) + s(i, l) / LINE_DEVIATION).
+
+    s(i, l) is the line's own shaping. A_given(i, l) = (g(i, l) - mean g) / (std g + EPSILON) for the reward g(i, l)
+    that the line was given, and 0 if that is 0. Otherwise, a line that earned nothing could be above a mean of
+    penalties. Every harmless line would pay off, and a policy could farm by writing more of them.
+
+    For the same reason, mean and deviation are over all rewards that were given in the group, and one 0 per rollout.
+    The number of lines without a reward does not matter. A mean below 0 counts as 0, and the deviation is around it.
+    With given="as_given", a reward is added in place of line_weight * A_given(i, l).
+    """
+    compared, apart = _split_given_rewards(group, given)
+    given_G_L = compared.given_G_L
+    zeros = [0.0 for rewards_L in given_G_L if rewards_L]
+    # Each rollout adds one 0. The scores come in the order of the rewards that are not 0. A single rollout is compared
+    # with nothing.
+    scores = iter(
+        compute_floored_scores([g for given_L in given_G_L for g in given_L if g], zeros) if len(zeros) > 1 else ()
+    )
+    return _add_given_rewards(
+        tuple(
+            tuple(
+                score + line_weight * ((next(scores, 0.0) if g else 0.0) + s / LINE_DEVIATION)
+                for g, s in zip(given_L, shaping_L, strict=True)
+            )
+            for score, given_L, shaping_L in zip(
+                compute_outcome_scores(group), given_G_L, group.shaping_G_L, strict=True
+            )
+        ),
+        apart,
+    )
+
+
+def process(group: GroupRewards, *, given: GivenRewardMode = "compared") -> Advantages:
+    """Compute A(i, l): sum over steps k >= l of (r(i, k) - mean r) / (std r + EPSILON), + S(i, l) / OUTCOME_DEVIATION.
+
+    The steps of a rollout are its lines that were given a reward above 0, and its outcome, which comes last. Mean and
+    deviation are over all steps of the group. Source: DeepSeekMath (arXiv 2402.03300) section 4.1.3, process
+    supervision.
+
+    A penalty, a reward below 0, is not a step. It counts from 0, divided by the root mean square of the group's
+    penalties, or by OUTCOME_DEVIATION if that is larger. It is added to its line and those before it. S(i, l) is the
+    bounded sum of shaping from the line on. Without given rewards and shaping, this is `outcome`. With
+    given="as_given", rewards are not steps: their sum from the line on is added.
+    """
+    group, apart = _split_given_rewards(group, given)
+    given_G_L = group.given_G_L
+    # Normalise all steps of the group together, outcomes last.
+    graded = [r for r, row in zip(group.outcomes_G, given_G_L, strict=True) if row and r is not None]
+    steps = [g for given_L in given_G_L for g in given_L if g > 0] + graded
+    # A single rollout is compared with nothing.
+    alone = sum(map(bool, given_G_L)) < 2
+    scores = iter([0.0] * len(steps) if alone else compute_scores(steps))
+    # Penalties have a separate scale around 0.
+    fines = [g for given_L in given_G_L for g in given_L if g < 0]
+    penalties = iter([0.0] * len(fines) if alone else compute_penalty_scores(fines))
+    steps_G_L = [
+        [next(scores) if g > 0 else next(penalties) if g < 0 else 0.0 for g in given_L] for given_L in given_G_L
+    ]
+    # The outcome is the last step of its rollout.
+    for steps_L, outcome in zip(steps_G_L, group.outcomes_G, strict=True):
+        if steps_L and outcome is not None:
+            steps_L[-1] += next(scores)
+    rows = tuple(
+        tuple(a + s / OUTCOME_DEVIATION for a, s in zip(compute_reward_to_go(steps_L, 1.0), shaped_L, strict=True))
+        for steps_L, shaped_L in zip(steps_G_L, group.compute_shaping_to_go(), strict=True)
+    )
+    return _add_given_rewards(rows, [compute_reward_to_go(apart_L, 1.0) for apart_L in apart])
+
+
+def return_to_go(group: GroupRewards, *, discount: Discount = 1.0, given: GivenRewardMode = "compared") -> Advantages:
+    """Compute A(i, l) = R(i, l) - mean R(j, at the same step) + G(i, l) - b(i, l) + S(i, l).
+
+    R(i, l) is the outcome, and G(i, l) the rewards that lines were given, both as discounted sums. These are sums of
+    discount^(k - l) g(i, k) over lines k >= l; the outcome belongs to the last line. Means are over the other rollouts,
+    j != i. b(i, l) = max(mean G(j, at the same step), min(0, max G)), with the maximum over i and all j. S(i, l) is the
+    bounded sum of shaping from the line on, without a discount.
+
+    A rollout is at step n on lines before which n lines were given a reward above 0. Its return at step n is that of
+    the first of these lines. A rollout that never got so far counts with the return of its last line.
+
+    A mean below 0 would pay each line whose penalties are smaller than those of others, so the line that lost least is
+    the baseline then. Otherwise the baseline never includes the rollout itself, so the gradient is unbiased. Nothing is
+    divided by a deviation. Source: RLOO (arXiv 2402.14740), with the reward to go of REINFORCE. With given="as_given",
+    rewards are not part of G: their discounted sum from the line on is added.
+    """
+    group, apart = _split_given_rewards(group, given)
+    outcomes_G_L = _compute_outcome_returns(group, discount)
+    given_G_L = [compute_reward_to_go(given_L, discount) for given_L in group.given_G_L]
+    # Step of a line: number of earlier lines that were given a reward above 0.
+    steps_G_L = [list(accumulate((g > 0 for g in given_L[:-1]), initial=0)) for given_L in group.given_G_L]
+
+    def compute_credit(i: int, at: int) -> float:
+        compared = outcomes_G_L[i][at] - fmean(_select_returns_at_step(outcomes_G_L, steps_G_L, i, at))
+        return compared + _subtract_baseline(given_G_L[i][at], _select_returns_at_step(given_G_L, steps_G_L, i, at))
+
+    # A single rollout has no others to compare with: only its shaping counts.
+    alone = sum(map(bool, given_G_L)) < 2
+    rows = tuple(
+        tuple((0.0 if alone else compute_credit(i, at)) + shaped for at, shaped in enumerate(shaped_L))
+        for i, shaped_L in enumerate(group.compute_shaping_to_go())
+    )
+    return _add_given_rewards(rows, [compute_reward_to_go(apart_L, discount) for apart_L in apart])
+
+
+def state_anchor(
+    group: GroupRewards,
+    *,
+    line_weight: LineWeight = 1.0,
+    discount: Discount = 0.95,
+    given: GivenRewardMode = "compared",
+) -> Advantages:
+    """Compute A(i, l) = A_outcome(i) + line_weight * A_state(i, l) + S(i, l) / OUTCOME_DEVIATION.
+
+    A_state(i, l) = (R(i, l) - mean R + G(i, l) - b) / c. R is the discounted return of the outcome, G that of rewards
+    that lines were given. Means are over the other rollouts that reached the state from which line l started. Each of
+    them counts once, with its first line there. b = max(mean G, min(0, max G)), with the maximum over the line itself,
+    too. c is the largest absolute outcome of the group (1, if all are 0). A_state is 0 if only one rollout reached the
+    state. S(i, l) is the bounded sum of shaping from the line on.
+
+    Source: GiGPO (arXiv 2505.10978), with lines as steps. Its normalisation without a deviation is used, so that a
+    rollout cannot move its own baseline by returning to a state. b is raised as in `return_to_go`, so that penalties
+    pay no line. With given="as_given", rewards are not part of G: their discounted sum from the line on is added.
+    """
+    group, apart = _split_given_rewards(group, given)
+    outcomes_G_L = _compute_outcome_returns(group, discount)
+    given_G_L = [compute_reward_to_go(given_L, discount) for given_L in group.given_G_L]
+    scale = max((abs(r or 0.0) for r in group.outcomes_G), default=0.0) or 1.0
+    # Find each rollout's first line at each state.
+    first_lines: dict[str, dict[int, int]] = {}
+    for i, states_L in enumerate(group.states_G_L):
+        for at, state in enumerate(states_L):
+            first_lines.setdefault(state, {}).setdefault(i, at)
+    # Compare each line with the other rollouts at its state.
+    local = [[0.0] * len(given_L) for given_L in given_G_L]
+    for i, states_L in enumerate(group.states_G_L):
+        for at, state in enumerate(states_L):
+            others = [(j, first) for j, first in first_lines[state].items() if j != i]
+            if others:
+                compared = outcomes_G_L[i][at] - fmean(outcomes_G_L[j][first] for j, first in others)
+                earned = _subtract_baseline(given_G_L[i][at], [given_G_L[j][first] for j, first in others])
+                local[i][at] = (compared + earned) / scale
+    rows = tuple(
+        tuple(score + line_weight * a + s / OUTCOME_DEVIATION for a, s in zip(values_L, shaped_L, strict=True))
+        for score, values_L, shaped_L in zip(
+            compute_outcome_scores(group), local, group.compute_shaping_to_go(), strict=True
+        )
+    )
+    return _add_given_rewards(rows, [compute_reward_to_go(apart_L, discount) for apart_L in apart])
+
+
+def _split_given_rewards(group: GroupRewards, given: GivenRewardMode) -> tuple[GroupRewards, Advantages]:
+    """Separate the rewards that are compared within the group from those that are added unchanged."""
+    if given == "compared":
+        return group, ()
+    return group.map_lines(lambda line: replace(line, reward=line.shaping)), group.given_G_L
+
+
+def _add_given_rewards(rows: Advantages, apart: Sequence[Sequence[float]]) -> Advantages:
+    """Add the separate rewards to the advantages. () adds nothing."""
+    if not apart:
+        return rows
+    return tuple(
+        tuple(a + g for a, g in zip(row, given_L, strict=True)) for row, given_L in zip(rows, apart, strict=True)
+    )
+
+
+def _compute_outcome_returns(group: GroupRewards, discount: float) -> list[tuple[float, ...]]:
+    """Return the discounted outcomes from each line on. An outcome belongs to the last sampled token, so to the last
+    line."""
+    rows = [[0.0] * len(given_L) for given_L in group.given_G_L]
+    for row, outcome in zip(rows, group.outcomes_G, strict=True):
+        if row and outcome is not None:
+            row[-1] = outcome
+    return [compute_reward_to_go(row, discount) for row in rows]
+
+
+def _select_returns_at_step(
+    returns_G_L: Sequence[Sequence[float]], steps_G_L: Sequence[Sequence[int]], i: int, at: int
+) -> list[float]:
+    """Return the other rollouts' returns at the step of line `at` of rollout i."""
+    step = steps_G_L[i][at]
+    return [
+        # First line at that step, or the last line if the rollout never reached it.
+        returns_L[min(bisect_left(steps_L, step), len(returns_L) - 1)]
+        for j, (returns_L, steps_L) in enumerate(zip(returns_G_L, steps_G_L, strict=True))
+        if j != i and returns_L
+    ]
+
+
+def _subtract_baseline(own: float, others: Sequence[float]) -> float:
+    """Return given rewards minus the others' mean. If that mean is below 0, subtract the largest of all, or 0."""
+    return own - max(fmean(others), min(0.0, max(own, *others)))
+
+
+@dataclass(slots=True, eq=False)
+class PrefixNode:
+    """Node of the tree that the rollouts of a group form where their lines coincide.
+
+    A node is everything before a line. Rollouts that wrote the same lines, and saw the same observations, are at the
+    same node. Each line that a rollout wrote there is a *draw*. All rollouts start at the root, because a group shares
+    one prompt.
+    """
+
+    parent: "PrefixNode | None" = None
+    children: dict[str, "PrefixNode"] = field(default_factory=dict)
+    """Child nodes by name."""
+    draw_results: list["PrefixNode | float"] = field(default_factory=list)
+    """Result of each draw: a node, or the outcome of the rollout that ended with it."""
+    value: float = 0.0
+    """Mean value or outcome over all draws."""
+    baseline: float = 0.0
+    """The value, shrunk towards the parent's baseline."""
+
+
+def merged_prefixes(group: GroupRewards, *, by: MergeKey = "ids", form: CreditForm = "baseline") -> Advantages:
+    """Compute A(i, l) = (Q(i, l) - b(s)) / (std R + EPSILON) + S(i, l) / OUTCOME_DEVIATION for the node s of line l.
+
+    The nodes are those of the tree of `PrefixNode`. No additional rollout is sampled for it.
+
+    Q(i, l) is the value of the node that the line led to, or the outcome of the rollout that ended with it. The value
+    V(s) of a node is the mean of Q over its draws. Its baseline b(s) is (sum of Q over n draws + PSEUDO_DRAWS * b of
+    its parent) / (n + PSEUDO_DRAWS). If n is 1, it is b of the parent. At the root, it is V, the mean of all outcomes.
+
+    With form="difference", A(i, l) = A_outcome(i) + (Q(i, l) - V(s)) / (std R + EPSILON) + S(i, l) / OUTCOME_DEVIATION.
+    This is the group's number plus the change that the line made where rollouts part. The root adds no change, because
+    the group's number includes it already.
+
+    With by="ids", lines share a node after equal ids, observations included. With by="states", they share it after
+    equal console states in the same order. A line that left the state unchanged leads back to its own node.
+
+    Without line rewards, both forms equal `outcome` bit for bit if rollouts share only the root and no line leads back
+    to it. The same holds if nodes are not known. Rewards that lines were given are not part of a value: their sum from
+    the line on is added unchanged. S is the bounded sum of shaping. A rollout without an outcome is at no node.
+
+    Sources: TEMPO (arXiv 2509.18314) for the tree and for the difference, which it also applies at the root; RTMC
+    (arXiv 2604.11037) for shrinking, with another prior.
+    """
+    scores_G = compute_outcome_scores(group)
+    names_G_L = group.states_G_L if by == "states" else group.prefixes_G_L
+    outcomes = {i: r for i, r in enumerate(group.outcomes_G) if r is not None}
+    changed: Mapping[int, Sequence[float]] = {}
+    # Equal outcomes have no deviation to divide by, and no differences to credit.
+    if names_G_L and len(set(outcomes.values())) > 1:
+        scale = stdev(outcomes.values()) + EPSILON
+        changed = {i: [c / scale for c in row] for i, row in _compute_line_changes(outcomes, names_G_L, form).items()}
+    credited = []
+    for i, (score, shaped_L, given_L) in enumerate(
+        zip(scores_G, group.compute_shaping_to_go(), group.given_G_L, strict=True)
+    ):
+        parts = zip(changed.get(i, [0.0] * len(given_L)), shaped_L, compute_reward_to_go(given_L, 1.0), strict=True)
+        credited.append(tuple(score + c + s / OUTCOME_DEVIATION + g for c, s, g in parts))
+    return tuple(credited)
+
+
+def _compute_line_changes(
+    outcomes: Mapping[int, float], names_G_L: Sequence[Sequence[str]], form: CreditForm
+) -> dict[int, list[float]]:
+    """Return the tree's addition to R(i) - mean R for each line of the graded rollouts, reward units.
+
+    It is a difference of differences, so that it is exactly 0 where the tree adds no information.
+    """
+    nodes, paths = _build_prefix_tree(outcomes, names_G_L)
+    root = nodes[0]
+    found: dict[int, list[float]] = {}
+    for i, path in paths.items():
+        # A line leads to the node of the next line, and the last one to the outcome.
+        ends = [led_to.value for led_to in path[1:]] + [outcomes[i]] * bool(path)
+        if form == "difference":
+            found[i] = [q - s.value if s is not root else 0.0 for s, q in zip(path, ends, strict=True)]
+        else:
+            found[i] = [(q - outcomes[i]) - (s.baseline - root.baseline) for s, q in zip(path, ends, strict=True)]
+    return found
+
+
+def _build_prefix_tree(
+    outcomes: Mapping[int, float], names_G_L: Sequence[Sequence[str]]
+) -> tuple[list[PrefixNode], dict[int, list[PrefixNode]]]:
+    """Return the nodes, parents first, with values and baselines; and the node of each line of the graded rollouts."""
+    root = PrefixNode()
+    nodes, paths = [root], dict[int, list[PrefixNode]]()
+    for i, outcome in outcomes.items():
+        here, names_L = root, names_G_L[i]
+        paths[i] = [root] if names_L else []
+        for before, name in pairwise(names_L):
+            # Equal names in a row mean that the line left the state unchanged.
+            if name != before:
+                if name not in here.children:
+                    here.children[name] = PrefixNode(here)
+                    nodes.append(here.children[name])
+                here.draw_results.append(here.children[name])
+                here = here.children[name]
+            paths[i].append(here)
+        here.draw_results.append(outcome)
+    # In reverse order, each child gets its value before its parent.
+    for node in reversed(nodes):
+        # Each draw counts once, however often others followed it. A mean over the leaves below would not do that.
+        node.value = fmean(led_to.value if isinstance(led_to, PrefixNode) else led_to for led_to in node.draw_results)
+    # Parents come first, so that each parent has its baseline.
+    for node in nodes:
+        _shrink_baseline(node)
+    return nodes, paths
+
+
+def _shrink_baseline(node: PrefixNode) -> None:
+    """Set the baseline of a node. The parent's baseline is known."""
+    if node.parent is None:
+        node.baseline = node.value
+    elif len(node.draw_results) == 1:
+        # The mean of a single draw would compare this draw with itself.
+        node.baseline = node.parent.baseline
+    else:
+        count = len(node.draw_results)
+        node.baseline = (count * node.value + PSEUDO_DRAWS * node.parent.baseline) / (count + PSEUDO_DRAWS)
+
+
+ESTIMATORS: dict[str, Callable[..., Advantages]] = {
+    function.__name__: function
+    for function in (outcome, two_stream, process, return_to_go, state_anchor, merged_prefixes)
+}
+
+
+def penalize_first_error(trajectory: Trajectory) -> list[float]:
+    """Return -1 for each line in error that follows a cell without error, or no cell, and 0 for other lines.
+
+    This line reward is an alternative to the table's price of errors, at which only the first error of a streak costs.
+    An error after an error is free. Use this reward unchanged, such as two_stream(given='as_given') with
+    repl_rl.credit.advantage_estimators:penalize_first_error=0.6. It then costs as much as an entry of -0.1 in
+    `two_stream`. A policy that is bound to fail again pays once. It must fix the error before it can pay again.
+    """
+    values: list[float] = []
+    wrong = False
+    for line in trajectory.lines:
+        status = LineStatus.INCOMPLETE if line.execution is None else line.execution.status
+        values.append(-1.0 if status.is_error and not wrong else 0.0)
+        # Only the last line of a cell has its result.
+        if status is not LineStatus.INCOMPLETE:
+            wrong = status.is_error
+    return values
+
+
+def two_stream_avoidable_errors(group: GroupRewards, *, line_weight: LineWeight = 0.3) -> Advantages:
+    """Compute `two_stream`, but with the table's penalties only if some rollout of the group has none.
+
+    This estimator is an alternative to the table's price of errors, at which only avoidable errors cost. If all
+    rollouts have an error, the task or the policy is the cause, and no line shows how to avoid it.
+    """
+    if all(min(row) < 0 for row in group.shaping_G_L if row):
+        group = group.map_lines(_remove_penalty)
+    return two_stream(group, line_weight=line_weight)
+
+
+def _remove_penalty(line: LineRewards) -> LineRewards:
+    shaping = max(line.shaping, 0.0)
+    return replace(line, reward=line.given_reward + shaping, shaping=shaping)
+
+
+def load_estimator(text: str) -> Estimator:
+    """Return the estimator `name`, or `module:function`. `name(option=value)` sets its keyword-only arguments.
+
+    Raises:
+        ConfigError: no such estimator or option exists, or a value is out of bounds.
+        UserCodeError: its module raised while it was imported.
+    """
+    named, function = _resolve_estimator(text)
+    return partial(call_estimator, named.bind_options("estimator", function), text)
+
+
+def call_estimator(function: Estimator, name: str, group: GroupRewards) -> Advantages:
+    """Call an estimator and validate its result.
+
+    Raises:
+        UserCodeError: it raised, or returned anything but one finite number per line.
+    """
+    try:
+        advantages_G_L = tuple(tuple(float(value) for value in row) for row in function(group))
+    except Exception as error:
+        raise UserCodeError(f"estimator {name!r} raised {type(error).__name__}: {error}") from error
+    # A user's estimator may return anything: check the shape, then the values.
+    expected = [len(rewards_L) for rewards_L in group.rewards_G_L]
+    lengths = [len(row) for row in advantages_G_L]
+    if lengths != expected:
+        raise UserCodeError(f"estimator {name!r} gave {lengths} advantages for {expected} lines; give one per line")
+    for value in (value for row in advantages_G_L for value in row):
+        if not math.isfinite(value):
+            raise UserCodeError(f"estimator {name!r} gave {value!r}; an advantage is a finite number")
+    return advantages_G_L
+
+
+def get_discount(text: str) -> float:
+    """Return an estimator's worth of a reward one line later: its option `discount`, the option's default, or 1.
+
+    Raises:
+        ConfigError: no such estimator exists.
+    """
+    named, function = _resolve_estimator(text)
+    if "discount" in named.options:
+        return float(str(named.options["discount"]))
+    parameter = inspect.signature(function).parameters.get("discount")
+    return 1.0 if parameter is None or parameter.default is parameter.empty else float(parameter.default)
+
+
+def uses_line_rewards(text: str) -> bool:
+    """Return True unless the estimator uses outcomes alone."""
+    return NameWithOptions.parse("estimator", text).name != outcome.__name__
+
+
+def sums_shaping(text: str) -> bool:
+    """Return True if the estimator sums shaping. Otherwise a bound has no effect."""
+    return NameWithOptions.parse("estimator", text).name not in (outcome.__name__, two_stream.__name__)
+
+
+def _resolve_estimator(text: str) -> tuple[NameWithOptions, Callable[..., Advantages]]:
+    named = NameWithOptions.parse("estimator", text)
+    thing = find_or_import("estimator", named.name, ESTIMATORS)
+    if not callable(thing):
+        raise ConfigError("estimator", text, "it is not a function")
+    function: Callable[..., Advantages] = thing
+    return named, function
+
+
+def anneal_line_rewards(function: Estimator, group: GroupRewards, share: float) -> Advantages:
+    """Return share * A(with the line rewards) + (1 - share) * A(without them), share in [0, 1].
+
+    This fades line rewards out. Scaling the rewards would not, because an estimator that normalises them does not
+    notice.
+    """
+    # At both ends of the fade, one call is enough.
+    if share >= 1.0:
+        return function(group)
+    plain = function(group.without_line_rewards())
+    if share <= 0.0:
+        return plain
+    return tuple(
+        tuple(share * a + (1 - share) * b for a, b in zip(with_L, without_L, strict=True))
+        for with_L, without_L in zip(function(group), plain, strict=True)
+    )

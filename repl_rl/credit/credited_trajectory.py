@@ -1,0 +1,139 @@
+"""Trajectories with the credit that training gave them, and the extra rows of an update.
+
+`CreditedTrajectory` keeps the credit apart from the record, because the record ends with the rollout.
+
+Extra rows are children, which were sampled for calls of host functions, and alternatives of lines. Each sampled token
+of a child gets the advantage of the line that called it, also in a child within a child. A child therefore has no
+separate baseline, and the group's baseline uses the rollouts alone. An alternative of a line is a row if its sampler
+gave it an advantage. Its prompt is everything before the line.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from repl_rl.errors import InvariantError
+from repl_rl.trajectory.trajectory import Failure, FailureKind, Line, Observed, Prompt, Sampled, Stop, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class LineCredit:
+    """Credit of one line in the update."""
+
+    reward: float
+    """Reward of the line as the estimator saw it, reward units."""
+    advantage: float
+    """Advantage of each of its tokens, dimensionless."""
+    logprobs: tuple[float, ...] = ()
+    """The trainer's log probability of each of its tokens, nats; () if unknown."""
+
+    def __post_init__(self) -> None:
+        for name in ("reward", "advantage"):
+            if not math.isfinite(getattr(self, name)):
+                raise InvariantError(f"LineCredit.{name} is {getattr(self, name)!r}; give a finite number")
+
+
+@dataclass(frozen=True, slots=True)
+class CreditedTrajectory:
+    """A stored trajectory and its credit."""
+
+    trajectory: Trajectory
+    credit_L: tuple[LineCredit, ...] = ()
+    """One entry per line. () means that training did not use it (an evaluation, or a failure of ours)."""
+
+    def __post_init__(self) -> None:
+        # Each log probability belongs to one token of the record.
+        lines = self.trajectory.lines
+        if self.credit_L and len(self.credit_L) != len(lines):
+            raise InvariantError(
+                f"trajectory {self.trajectory.id} got credit for {len(self.credit_L)} lines and has {len(lines)}; "
+                "give one entry per line, or none"
+            )
+        for line, credit in zip(lines, self.credit_L, strict=False):
+            if credit.logprobs and len(credit.logprobs) != len(line.token_ids):
+                raise InvariantError(
+                    f"trajectory {self.trajectory.id}: {len(credit.logprobs)} log probabilities of the trainer for "
+                    f"{len(line.token_ids)} tokens; give one per token, or none"
+                )
+
+
+def compute_importance_ratios(line: Line, credit: LineCredit) -> tuple[float, ...]:
+    """Return the raw importance ratio of each token, trainer to sampler, or () if the trainer's side is unknown."""
+    pairs = zip(credit.logprobs, line.logprobs, strict=False)
+    # `math.exp` raises OverflowError above about 709.
+    return tuple(math.exp(min(trainer - sampler, 700.0)) for trainer, sampler in pairs)
+
+
+UpdateRow = tuple[Trajectory, tuple[float, ...]]
+"""A trajectory, and one advantage per line."""
+
+
+def add_child_rows(
+    rollouts: Sequence[Trajectory], advantages_B_L: Sequence[Sequence[float]]
+) -> tuple[list[Trajectory], list[Sequence[float]]]:
+    """Return the rows of an update, the rollouts and then the extra rows of each; and an advantage for each line."""
+    rows, values = list(rollouts), list(advantages_B_L)
+    for rollout, advantages_L in zip(rollouts, advantages_B_L, strict=True):
+        if rollout.trainable:
+            children = list(iterate_trained_children(rollout, advantages_L))
+            # Lines of children may have alternatives, too.
+            others = (
+                row for t in (rollout, *(child for child, _ in children)) for row in iterate_trained_alternatives(t)
+            )
+            for added, row in (*children, *others):
+                rows.append(added)
+                values.append(row)
+    return rows, values
+
+
+def iterate_trained_children(trajectory: Trajectory, advantages_L: Sequence[float]) -> Iterator[UpdateRow]:
+    """Yield the trained children of a trajectory, with one advantage per line. `advantages_L` are the parent's."""
+    by_id = {child.id: child for child in trajectory.children}
+    for line, advantage in zip(trajectory.lines, advantages_L, strict=True):
+        for call in line.execution.calls if line.execution is not None else ():
+            # A child that failed on our side was sampled, but may not be trained on.
+            if call.trained and call.child in by_id and by_id[call.child].trainable:
+                child = by_id[call.child]
+                # All lines of the child share the advantage of the calling line.
+                row = (advantage,) * len(child.lines)
+                yield child, row
+                yield from iterate_trained_children(child, row)
+
+
+def iterate_trained_alternatives(trajectory: Trajectory) -> Iterator[UpdateRow]:
+    """Yield the trained alternatives of its lines, as trajectories of one line after the same ids."""
+    before, number = list(trajectory.prompt.token_ids), 0
+    for segment in trajectory.segments:
+        for line in segment.lines if isinstance(segment, Sampled) else ():
+            for place, other in enumerate(line.alternatives):
+                if other.advantage is not None:
+                    # The id names the line, and the alternative at that line.
+                    ids, step = other.token_ids, other.policy_step
+                    written = Line(ids, other.logprobs, other.text, other.end, policy_step=step)
+                    prompt = Prompt(trajectory.prompt.text, tuple(before))
+                    row = _make_single_line_trajectory(trajectory, f"{trajectory.id}~{number}.{place}", prompt, written)
+                    yield row, (other.advantage,)
+            # Later alternatives follow the line that the rollout kept.
+            before += line.token_ids
+            number += 1
+        if isinstance(segment, Observed):
+            before += segment.token_ids
+
+
+def _make_single_line_trajectory(like: Trajectory, id: str, prompt: Prompt, line: Line) -> Trajectory:
+    segments = (Sampled((line,)),)
+    return Trajectory(id, like.task_id, prompt, segments, Stop.FINISHED, like.policy_step, like.seed, 0.0)
+
+
+def pad_with_idle_rows(
+    rows: Sequence[Trajectory], advantages_B_L: Sequence[Sequence[float]], count: int
+) -> tuple[list[Trajectory], list[Sequence[float]]]:
+    """Return both lists, padded with idle rows to `count` rows."""
+    idle = count - len(rows)
+    return [*rows, *[make_idle_row(rows[0])] * idle], [*advantages_B_L, *[()] * idle]
+
+
+def make_idle_row(like: Trajectory) -> Trajectory:
+    """Return a row that teaches nothing, to pad a batch. Its prompt is that of `like`."""
+    nothing = Failure(FailureKind.OTHER, "no rollout: it fills up a batch")
+    return Trajectory("idle", like.task_id, like.prompt, (), Stop.FAULT, like.policy_step, 0, 0.0, failure=nothing)

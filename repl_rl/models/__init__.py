@@ -1,0 +1,1 @@
+"""Files of a policy: formats, names of parameters, checks of weights, adapters."""

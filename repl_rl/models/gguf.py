@@ -1,0 +1,125 @@
+"""GGUF files, dequantized once into a folder like that of any other model.
+
+The folder's name has a stamp of the file (`compute_stamp`), so that a conversion runs again only if its input changes.
+"""
+
+import hashlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from repl_rl.errors import ConfigError
+from repl_rl.models.describe_load_error import load_error
+from repl_rl.models.validate_weights import ClaimError, outline, refuse_layers
+from repl_rl.utils.atomic_files import replace_folder_atomically
+
+_MAGIC = b"GGUF"
+"""First bytes of every GGUF file."""
+_END_OF_TURN = "tokenizer.ggml.eot_token_id"
+"""Key of the token that ends a turn of a chat."""
+
+
+def convert_gguf(file: Path, place: Path, tell: Callable[[str], None]) -> Path:
+    """Convert the model in `file` to a folder in `place`: float32 weights, config, tokenizer with chat template.
+
+    The end tokens are those of the file. The conversion runs once; the folder's name has a stamp of the file.
+
+    Raises:
+        ConfigError: it is not a GGUF file, is truncated, claims more than it holds, or has an architecture that
+            transformers cannot read.
+    """
+    try:
+        with file.open("rb") as stream:
+            magic = stream.read(len(_MAGIC))
+    except OSError as error:
+        raise ConfigError("model file", str(file), f"it cannot be read: {error.strerror}") from error
+    if magic != _MAGIC:
+        remedy = "it is no GGUF file; give a folder with weights, config and tokenizer, a .gguf file, or owner/name"
+        raise ConfigError("model file", str(file), remedy)
+    folder = place / f"{file.stem}-{compute_stamp(file)}"
+    if not folder.is_dir():
+        tell(f"dequantising {file} into {folder} ...")
+        with _limit_progress_bars():
+            _write_converted_model(file, folder)
+    return folder
+
+
+def compute_stamp(*files: Path) -> str:
+    """Return 12 hex digits that change with every write of a file.
+
+    They come from name, size and time, not from the content.
+    """
+    facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
+
+
+def _write_converted_model(file: Path, folder: Path) -> None:
+    # Import here, because it takes seconds and a conversion happens once.
+    import torch
+    from gguf import GGUFReader
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers.integrations.gguf import read_gguf_metadata
+
+    # A link, as in the hub's cache, may have another name than its target.
+    found = file.resolve()
+    where, name = str(found.parent), found.name
+    try:
+        metadata, tensors = read_gguf_metadata(str(file))
+        refuse_layers(metadata, len(tensors))
+        # Fails early for an unknown architecture.
+        config = AutoConfig.from_pretrained(where, gguf_file=name, trust_remote_code=False)
+        head_dim = metadata.get(f"{metadata['general.architecture']}.attention.key_length")
+        if head_dim is not None and hasattr(config, "head_dim"):
+            # transformers leaves it at the default of the architecture.
+            config.head_dim = head_dim
+        # No format of GGUF has more than 8 values in a byte; several tensors may name the same bytes.
+        held = min(sum(int(tensor.n_elements) for tensor in GGUFReader(file).tensors), 8 * file.stat().st_size)
+        hollow = outline(config, held)
+        tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=name, trust_remote_code=False)
+        model, told = AutoModelForCausalLM.from_pretrained(
+            where,
+            gguf_file=name,
+            config=config,
+            dtype=torch.float32,
+            quantization_config=GgufConfig(dequantize=True),
+            output_loading_info=True,
+            trust_remote_code=False,
+        )
+    except ClaimError as error:
+        raise ConfigError("GGUF file", str(file), f"{error}; get another") from error
+    # A parser may raise anything for foreign bytes.
+    except Exception as error:
+        remedy = (
+            f"transformers cannot read it: {load_error(error)}; get the file again, or give a folder with safetensors"
+        )
+        raise ConfigError("GGUF file", str(file), remedy) from error
+    # transformers initializes missing weights at random, so compare all shapes with those of the config.
+    shapes = {name: weight.shape for name, weight in model.state_dict().items()}
+    expected = {name: weight.shape for name, weight in hollow.state_dict().items()}
+    wrong = sorted({*told["missing_keys"], *(name for name in expected if shapes.get(name) != expected[name])})
+    if wrong:
+        remedy = f"weights are missing or of another shape than it says: {wrong[0]}, {len(wrong)} in all; get another"
+        raise ConfigError("GGUF file", str(file), remedy)
+    # End the turn as well as the text: chat models stop at either token.
+    ends = {tokenizer.eos_token_id, model.generation_config.eos_token_id, metadata.get(_END_OF_TURN)} - {None}
+    model.generation_config.eos_token_id = sorted(ends) if len(ends) > 1 else ends.pop()
+    with replace_folder_atomically(folder) as made:
+        model.save_pretrained(made)
+        tokenizer.save_pretrained(made)
+
+
+@contextmanager
+def _limit_progress_bars() -> Iterator[None]:
+    """Disable transformers' progress bars if stderr is not a terminal, because they would fill a log file."""
+    # Import here, because it takes seconds and a conversion happens once.
+    from transformers.utils import logging
+
+    silenced = logging.is_progress_bar_enabled() and not sys.stderr.isatty()
+    if silenced:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if silenced:
+            logging.enable_progress_bar()

@@ -1,0 +1,231 @@
+"""Conversion between the weight names of a model in memory and those of its checkpoint, which every engine uses.
+
+In memory, transformers fuses the experts of a layer, shortens the prefix of a composite model's text part, and has a
+tied output layer twice. `from_pretrained` and `save_pretrained` convert in both directions. This module has no table of
+names. It uses the same conversions, for weights (`rename_to_checkpoint`, `copy_with_weights`) and for shapes alone
+(`load_skeleton`).
+"""
+
+import json
+import logging
+import shutil
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.utils.logging import disable_progress_bar, get_logger
+
+from repl_rl.errors import ConfigError, EngineError
+from repl_rl.models.describe_load_error import copy_generation_config, load_error
+from repl_rl.models.safetensors_index import INDEX, WHOLE, WeightShapes, list_checkpoint_files, read_checkpoint_shapes
+
+StateDict = Mapping[str, Tensor]
+_PROCESSORS = ("*processor_config.json", "processor.json")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSkeleton:
+    """Model without its weights."""
+
+    model: PreTrainedModel
+    """The model as the trainer loads it, on the meta device."""
+    checkpoint_shapes: WeightShapes
+    """Shapes of all weights in its checkpoint."""
+    trained_shapes: WeightShapes
+    """Shapes of the weights that training changes, as the trainer gives them to engines. Other parts of a composite
+    model are left out. So is an output layer that is stored although it is the input embedding."""
+
+
+def load_skeleton(folder: Path) -> ModelSkeleton:
+    """Load and save the model in `folder` without its weights, and compare the shapes: a dry run of every weight sync.
+
+    Raises:
+        ConfigError: there is no causal language model, or its checkpoint is incomplete; or trained weights would be
+            saved under other names or shapes than they were stored.
+    """
+    file = folder / "config.json"
+    # The modification time is part of the cache key: a changed folder is read again.
+    return _load_skeleton(folder.resolve(), file.stat().st_mtime_ns if file.is_file() else 0)
+
+
+def rename_to_checkpoint(model: PreTrainedModel, state: StateDict) -> dict[str, Tensor]:
+    """Return the weights in `state` of `model` under the names of its checkpoint; tied ones appear once."""
+    tied: Mapping[str, str] = model.all_tied_weights_keys
+    ignored = set(model._keys_to_ignore_on_save or ())
+    own = {name: w for name, w in state.items() if tied.get(name) not in state and name not in ignored}
+    stored: dict[str, Tensor] = revert_weight_conversion(model, own)
+    return stored
+
+
+def copy_with_weights(model: PreTrainedModel, state: StateDict) -> PreTrainedModel:
+    """Return a model like `model`, with the same device and dtype, and the weights of `state`.
+
+    `state` has the names of a checkpoint. Weights that `model` has no place for are left out.
+
+    Raises:
+        EngineError: a weight is missing, or has another shape.
+    """
+    device = next(model.parameters()).device
+    return _build_model(type(model), model.config, state, device, model.dtype, model.config._attn_implementation)
+
+
+def complete_checkpoint(folder: Path, base: Path) -> None:
+    """Complete the checkpoint in `folder`, if only the text part of the model in `base` was loaded and saved.
+
+    It gets the processors and generation settings of `base`. For a composite model it also gets its configuration, and
+    a separate file with every weight that training did not change. So it loads wherever `base` does. All other content
+    stays as `save_pretrained` wrote it.
+    """
+    for file in (file for pattern in _PROCESSORS for file in base.glob(pattern)):
+        shutil.copy(file, folder)
+    copy_generation_config(base, folder)
+    config = read_config(base)
+    if resolve_causal_class(config)[1] is config:
+        return
+    found = load_skeleton(base)
+    # Stored names of tied weights. The saved checkpoint has these weights under another name.
+    nothing = torch.empty(0, device="meta")
+    doubled = rename_to_checkpoint(found.model, dict.fromkeys(found.model.all_tied_weights_keys, nothing))
+    rest = found.checkpoint_shapes.keys() - found.trained_shapes.keys() - doubled.keys()
+    # Two files need an index. A single file is renamed, since its standard name means that there is no other.
+    whole = folder / WHOLE
+    if whole.is_file():
+        whole.rename(folder / "model-trained.safetensors")
+        places = dict.fromkeys(found.trained_shapes, "model-trained.safetensors")
+    else:
+        places = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+    save_file(_read_tensors(base, rest), folder / "model-untrained.safetensors", metadata={"format": "pt"})
+    places |= dict.fromkeys(sorted(rest), "model-untrained.safetensors")
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}, indent=2) + "\n", encoding="utf-8")
+    # Take the configuration of the whole model, with the dtype of the saved weights.
+    saved, said = (json.loads((place / "config.json").read_text(encoding="utf-8")) for place in (folder, base))
+    said["dtype"] = said["text_config"]["dtype"] = saved.get("dtype")
+    (folder / "config.json").write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+
+
+def read_config(folder: Path) -> PretrainedConfig:
+    """Read the configuration in `folder`.
+
+    Raises:
+        ConfigError: transformers does not know such a model.
+    """
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    # Unknown content of config.json can raise any exception.
+    except Exception as error:
+        raise ConfigError(
+            "model folder", str(folder), f"transformers cannot read its config.json: {load_error(error)}"
+        ) from error
+    # A config.json may name kernels, which transformers would download from the hub. Every caller chooses its own.
+    config._attn_implementation = config._experts_implementation = None
+    return config
+
+
+def resolve_causal_class(config: PretrainedConfig) -> tuple[type[PreTrainedModel], PretrainedConfig]:
+    """Return the class that `AutoModelForCausalLM` makes of `config`, and the configuration of that class.
+
+    The configuration is that of the text part if the class has no other parts.
+
+    Raises:
+        ConfigError: transformers has no such class.
+    """
+    try:
+        found = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    except KeyError:
+        remedy = "transformers has no causal language model of it, so it cannot be trained here; choose another"
+        raise ConfigError("model_type", config.model_type, remedy) from None
+    chosen: type[PreTrainedModel] = found[0] if isinstance(found, tuple | list) else found
+    text = config.sub_configs.get("text_config")
+    return chosen, config.get_text_config() if text is not None and chosen.config_class == text else config
+
+
+def _read_tensors(folder: Path, names: Set[str]) -> dict[str, Tensor]:
+    picked: dict[str, Tensor] = {}
+    for file in list_checkpoint_files(folder):
+        with safe_open(file, "pt") as opened:
+            picked |= {name: opened.get_tensor(name) for name in names & set(opened.keys())}
+    return picked
+
+
+@lru_cache(maxsize=8)
+def _load_skeleton(folder: Path, _changed: int) -> ModelSkeleton:
+    kind, config = resolve_causal_class(read_config(folder))
+    try:
+        stored = read_checkpoint_shapes(folder)
+        meta = torch.device("meta")
+        # Weights on the meta device have a shape, but no data.
+        weights = {name: torch.empty(shape, device=meta) for name, shape in stored.items()}
+        model = _build_model(kind, config, weights, meta, torch.float32, "eager")
+        trained = {name: tuple(w.shape) for name, w in rename_to_checkpoint(model, model.state_dict()).items()}
+    except EngineError as error:
+        raise ConfigError("model folder", str(folder), str(error)) from error
+    # A conversion of weights that does not fit these shapes can raise any exception.
+    except Exception as error:
+        raise ConfigError(
+            "model folder", str(folder), f"{kind.__name__} cannot be made of it: {load_error(error)}"
+        ) from error
+    # Compare the weights that a sync would write with those of the checkpoint, which the engine loads.
+    if other := sorted(name for name, shape in trained.items() if stored.get(name) != shape):
+        name = other[0]
+        remedy = (
+            f"its {kind.__name__} would be saved with {len(other)} other weights than it has: {name} as "
+            f"{trained[name]}, stored as {stored.get(name)} (None: absent), so no engine could follow it; save it "
+            "again with this transformers"
+        )
+        raise ConfigError("model folder", str(folder), remedy)
+    return ModelSkeleton(model, stored, trained)
+
+
+def _build_model(
+    kind: type[PreTrainedModel],
+    config: PretrainedConfig,
+    state: StateDict,
+    device: torch.device,
+    dtype: torch.dtype,
+    attention: str,
+) -> PreTrainedModel:
+    with _silence_loading_report():
+        model, told = kind.from_pretrained(
+            None,
+            config=config,
+            state_dict=dict(state),
+            dtype=dtype,
+            device_map={"": device},
+            attn_implementation=attention,
+            # Otherwise an error refers to a table in the log.
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    # transformers only logs missing weights, and initializes them at random.
+    if wrong := sorted({*told["missing_keys"], *(name for name, *_ in told["mismatched_keys"])}):
+        raise EngineError(
+            f"{len(wrong)} weights of {kind.__name__} are missing or have another shape, {wrong[0]} first; "
+            "save the same model"
+        )
+    loaded: PreTrainedModel = model
+    return loaded
+
+
+@contextmanager
+def _silence_loading_report() -> Iterator[None]:
+    """Suppress the table in which transformers logs missing and unused weights. Here they are an error, or intended.
+
+    Its progress bars stay disabled afterwards.
+    """
+    disable_progress_bar()
+    logger = get_logger("transformers")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,1 @@
+"""Rollouts on workers of a Ray cluster, and consoles on its machines."""

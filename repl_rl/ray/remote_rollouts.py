@@ -1,0 +1,303 @@
+"""Synchronous client of a worker pool for trainer and evaluation; `SyncRollouts` is the client of a single process."""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+
+from repl_rl.engine.base import PreemptionStats
+from repl_rl.ray.worker import GroupRequest, WeightsRef, WorkerCluster, WorkerSetup, compute_checksum
+from repl_rl.ray.worker_pool import WorkerHandle, WorkerPool, WorkerTimeouts
+from repl_rl.rollout.concurrent_rollouts import LengthEstimator
+from repl_rl.rollout.prefetch_rollouts import BusyTimer, GroupKey, StepRollouts, find_first_ended
+from repl_rl.rollout.retry import BatchResult, FaultCounts
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.rollout.sampler_base import RolloutSampler
+from repl_rl.rollout.sync_rollouts import BackgroundTask, EventLoopThread, ModifyRollouts
+from repl_rl.rollout.throughput_stats import RolloutStats, RuntimeInfo, compute_step_metrics
+from repl_rl.tasks import Task
+from repl_rl.trajectory.trajectory import Trajectory
+from repl_rl.utils.atomic_files import Json, write_text_atomically
+from repl_rl.utils.hardware import reduce_gc_frequency
+
+log = logging.getLogger(__name__)
+
+STATUS, LOGS = "fleet.json", "fleet"
+"""Names in a run's folder: the state of the workers, and the folder of their logs."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlan:
+    """Configuration of a worker pool."""
+
+    setup: WorkerSetup
+    sampler: RolloutSampler
+    """Sampler for the metrics of this process; the workers have their own."""
+    limits: RolloutLimits
+    has_host_functions: bool
+    """True if lines may call host functions."""
+    concurrency: int
+    """Concurrent rollouts per worker, >= 1."""
+    max_workers: int = 0
+    """Largest number of workers; 0 means one per slot."""
+    timeouts: WorkerTimeouts = field(default_factory=WorkerTimeouts)
+    shares_folder: bool = True
+    """True if workers may read weights from the owner's folder; False sends the files in any case."""
+
+
+class RolloutWorkers:
+    """Context manager that opens and closes the workers of a cluster together. It implements `RolloutClient`."""
+
+    def __init__(
+        self, cluster: AbstractContextManager[WorkerCluster], plan: WorkerPlan, tasks: Mapping[str, Task]
+    ) -> None:
+        self.tasks = tasks
+        """Tasks by id."""
+        self._cluster, self._plan = cluster, plan
+        self._stack = ExitStack()
+        self._lengths = LengthEstimator()
+        self._before = RolloutStats(asdict(FaultCounts()))
+        self._told: dict[str, RolloutStats] = {}
+        self._preempted = 0
+        self._early: dict[int, tuple[StepRollouts, BackgroundTask[list[Trajectory]]]] = {}
+        self._busy = BusyTimer()
+        self._notes: Path | None = None
+        self._over = False
+
+    def __enter__(self) -> "RolloutWorkers":
+        # If a later step fails, this stack closes everything that is already open.
+        with ExitStack() as stack:
+            cluster = stack.enter_context(self._cluster)
+            stack.enter_context(reduce_gc_frequency())
+            plan = self._plan
+            self._thread = EventLoopThread()
+            stack.callback(self._thread.close)
+            self.crew = WorkerPool(
+                cluster,
+                plan.setup,
+                plan.concurrency,
+                plan.max_workers,
+                plan.timeouts,
+                plan.shares_folder,
+                heard=self._on_heartbeat,
+            )
+            stack.callback(lambda: self._thread.run(self.crew.close()))
+            self.runtime_info: RuntimeInfo = self._thread.run(self.crew.start())
+            """See `RolloutClient.runtime_info`."""
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Write the last status while the workers are still listed.
+        self._over = True
+        self._write_status()
+        with self._stack:
+            for _, rollouts in self._early.values():
+                rollouts.cancel()
+
+    @property
+    def forbidden_ids(self) -> frozenset[int]:
+        """See `RolloutClient.forbidden_ids`."""
+        return self.runtime_info.forbidden_ids
+
+    @property
+    def stats(self) -> RolloutStats:
+        """See `RolloutClient.stats`; as reported by the latest heartbeats."""
+        told = [self._before, *list(self._told.values())]  # a copy, because the event loop adds to it
+        # Each worker counts from its start, and the checkpoint holds the counts of earlier processes.
+        faults = {name: sum(one.faults.get(name, 0) for one in told) for name in self._before.faults}
+        # Without any count, no engine has a cache that can be too small.
+        counted = [one.preemptions for one in told if one.preemptions is not None]
+        preempted, recomputed = (sum(getattr(p, f.name) for p in counted) for f in fields(PreemptionStats))
+        return RolloutStats(faults, PreemptionStats(preempted, recomputed) if counted else None)
+
+    def collect(self, task_ids: Sequence[str], policy_step: int) -> Sequence[Trajectory]:
+        """See `RolloutClient.collect`. Prefetched rollouts are awaited."""
+        # Count preemptions from the start of the rollouts, also of those that were prefetched.
+        if policy_step in self._early:
+            step, rollouts = self._early.pop(policy_step)
+            preemptions, played = step.preemptions, self._learn_lengths(step.tasks, rollouts.wait())
+        else:
+            preemptions = self._preemptions
+            played = self._run_tasks([self.tasks[i] for i in task_ids], 1.0, policy_step, None)
+        self._preempted = self._preemptions.subtract(preemptions).preempted
+        return played
+
+    @property
+    def _preemptions(self) -> PreemptionStats:
+        return self.stats.preemptions or PreemptionStats()
+
+    def sample(
+        self, tasks: Sequence[Task], temperature: float = 1.0, alter: ModifyRollouts | None = None
+    ) -> Sequence[Trajectory]:
+        """See `RolloutClient.sample`."""
+        return self._run_tasks(tasks, temperature, self.crew.policy_step, alter)
+
+    def _run_tasks(
+        self, tasks: Sequence[Task], temperature: float, policy_step: int, alter: ModifyRollouts | None
+    ) -> list[Trajectory]:
+        # Longest groups first, so that none of them starts when the others are done.
+        step = StepRollouts(tasks, self._lengths.sort_longest_first(tasks))
+        groups = [
+            GroupRequest(task, len(places), temperature, policy_step, alter) for task, places in step.group_indices
+        ]
+        return self._learn_lengths(
+            tasks, step.merge_results(self._thread.run(self.crew.run_groups(groups)), self.runtime_info.sandbox)
+        )
+
+    def _learn_lengths(self, tasks: Sequence[Task], played: list[Trajectory]) -> list[Trajectory]:
+        for task, trajectory in zip(tasks, played, strict=True):
+            self._lengths.update(task, trajectory)
+        return played
+
+    def start_rollouts(
+        self, task_ids: Sequence[str], policy_step: int, finished: Mapping[int, Trajectory] = MappingProxyType({})
+    ) -> None:
+        """Start rollouts as `SyncRollouts.start_rollouts` does.
+
+        They start with the current weights or newer ones, on any worker. Groups of earlier steps get a worker first.
+        """
+        tasks = [self.tasks[i] for i in task_ids]
+        whole = {n: replace(t, workspace=tasks[n].workspace) for n, t in finished.items()}  # a record only names it
+        step = StepRollouts(tasks, self._lengths.sort_longest_first(tasks), whole, self._preemptions)
+        # Training samples at temperature 1. The weights may be older than those of `policy_step`.
+        groups = [
+            GroupRequest(
+                task, len(places), 1.0, policy_step, None, self.crew.policy_step, step.get_finished_before(places)
+            )
+            for task, places in step.group_indices
+        ]
+        self._early[policy_step] = step, self._thread.start_waitable(self._finish_step(step, groups))
+
+    async def _finish_step(self, step: StepRollouts, groups: Sequence[GroupRequest]) -> list[Trajectory]:
+        self._busy.begin()
+        try:
+            return step.merge_results(await self.crew.run_groups(groups, step.results), self.runtime_info.sandbox)
+        finally:
+            self._busy.end()
+            step.is_closed = True
+
+    def get_finished_rollouts(self, policy_step: int) -> Mapping[int, Trajectory]:
+        """Return the rollouts of a later step that ended without a failure, by number in the step.
+
+        A rollout is included once its whole group has ended.
+        """
+        step, _ = self._early[policy_step]
+        return step.finished_rollouts
+
+    def wait_for_first_group(self, groups: Sequence[GroupKey]) -> int:
+        """Wait until one of these groups of later steps has ended. Return the index of the first one that has.
+
+        Raises:
+            UnrecoverableError: no worker was ready for too long.
+        """
+
+        def find_ended() -> int | None:
+            return find_first_ended(groups, lambda policy_step: self._early[policy_step][0])
+
+        self._thread.run(self.crew.wait_until(lambda: find_ended() is not None))
+        found = find_ended()
+        assert found is not None, "what has ended stays so"
+        return found
+
+    def get_ended_groups(self, policy_step: int) -> Mapping[int, Trajectory]:
+        """Return the rollouts of a later step whose groups have ended, by number in the step.
+
+        They are the trajectories that `collect` will return.
+        """
+        return self._early[policy_step][0].ended_rollouts
+
+    def sample_probe_lines(self, task_id: str) -> Sequence[Trajectory]:
+        """Sample the first line of the current policy on a task, on each worker."""
+        group = GroupRequest(self.tasks[task_id], 1, 1.0, self.crew.policy_step, is_probe=True)
+        return BatchResult.merge(self._thread.run(self.crew.run_probe(group))).trajectories
+
+    @property
+    def rollout_busy_s(self) -> float:
+        """Wall-clock time in which prefetched rollouts ran, seconds."""
+        return self._busy.elapsed_s
+
+    def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
+        """See `RolloutClient.metrics`; with the numbers of ready workers, lost workers, and groups started again."""
+        plan, figures = self._plan, self.stats
+        preempted = None if figures.preemptions is None else self._preempted
+        told = compute_step_metrics(
+            plan.sampler, plan.limits, plan.has_host_functions, trajectories, preempted, figures.faults
+        )
+        return {**told, **self.crew.worker_metrics}
+
+    def load_weights(self, folder: Path, policy_step: int) -> None:
+        """See `RolloutClient.load_weights`."""
+        folder = folder.absolute()
+        self._thread.run(self.crew.load_weights(WeightsRef(str(folder), policy_step, compute_checksum(folder))))
+
+    def state_dict(self) -> str:
+        """See `RolloutClient.state_dict`. A run may resume from it in one process too."""
+        return json.dumps({"lengths": self._lengths.state_dict(), "broken": dict(self.stats.faults)})
+
+    def load_state_dict(self, memory: str) -> None:
+        """See `RolloutClient.load_state_dict`."""
+        told = json.loads(memory)
+        self._lengths.load_state_dict(told["lengths"])
+        self._before = RolloutStats({**self._before.faults, **told.get("broken", {})})
+
+    def write_notes(self, folder: Path) -> None:
+        """Write the state of the workers into a run's folder from now on.
+
+        The files are `fleet.json`, and one log per worker in `fleet/`.
+        """
+        (folder / LOGS).mkdir(exist_ok=True)
+        self._notes = folder
+        self._write_status()
+
+    def _on_heartbeat(self, member: WorkerHandle) -> None:
+        """Store the heartbeat of a worker. It runs in the event loop."""
+        self._told[member.name] = member.heartbeat.stats
+        if self._notes is not None and member.heartbeat.log_lines:
+            # A log that cannot be written must not end the worker.
+            with suppress(OSError), self._get_log_path(member).open("a", encoding="utf-8") as file:
+                file.writelines(f"{line}\n" for line in member.heartbeat.log_lines)
+        self._write_status()
+
+    def _get_log_path(self, member: WorkerHandle) -> Path:
+        return (self._notes or Path()) / LOGS / f"{member.name.replace(' ', '-')}.log"
+
+    def _write_status(self) -> None:
+        if self._notes is None:
+            return
+        try:
+            write_text_atomically(self._notes / STATUS, json.dumps(self.get_status(), indent=1) + "\n")
+        except OSError as error:  # the trainer meets the same error and reports it
+            log.warning("what the fleet does cannot be written to %s: %s", self._notes, error)
+
+    def get_status(self) -> dict[str, Json]:
+        """Return the state of present and lost workers, for people and files."""
+        return {
+            "cluster": self.crew.cluster_name,
+            "policy_step": self.crew.policy_step,
+            "nodes": [describe_worker(member, self._over) for member in list(self.crew.workers.values())],
+            "lost": [asdict(one) for one in self.crew.lost_workers],
+            "groups_replayed": self.crew.retried_groups,
+        }
+
+
+def describe_worker(member: WorkerHandle, over: bool) -> dict[str, Json]:
+    """Return the state of one worker. `over` means that the pool ends."""
+    beat = member.heartbeat
+    return {
+        "name": member.name,
+        "seat": member.slot,
+        "pid": beat.pid,
+        "state": "ended" if over else member.status,
+        "policy_step": beat.policy_step,
+        "rollouts": beat.running_rollouts,
+        "groups": member.groups_played,
+        "rollouts_played": beat.finished_rollouts,
+        "tokens": beat.tokens,
+        "faults": sum(beat.stats.faults.values()),
+    }

@@ -1,0 +1,832 @@
+"""Host functions: functions of the host that lines can call from the console.
+
+    def search(query: str, hits: int = 3) -> list[str]:
+        '''Find pages.
+
+        Args:
+            query: what to look for.
+            hits: how many pages.
+        '''
+
+    RolloutConfig(host_functions="my_tools:search")
+
+In the console it is a plain function: `search("prime numbers")` waits for the answer of the host. Arguments and answers
+are JSON values. A call from a console is untrusted, so the host checks it against the function's signature.
+
+The parts in order: description and limits of a function, records of calls, calls of one rollout, shipped functions (a
+query of the policy, a rollout within a rollout), loading by name, metrics.
+"""
+
+import asyncio
+import inspect
+import json
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Annotated, Protocol
+
+from transformers.utils import get_json_schema
+
+from repl_rl.deprecations import keeps_old_names
+from repl_rl.engine.base import Engine, Sampling
+from repl_rl.errors import ConfigError, SetupError
+from repl_rl.rollout.token_renderer import Renderer
+from repl_rl.settings.component_registry import NameWithOptions, import_attribute
+from repl_rl.settings.value_bounds import Above, AtLeast, check_fields
+from repl_rl.tasks import Task
+from repl_rl.trajectory.console_text import clip_middle
+from repl_rl.trajectory.trajectory import HostCall, LineEnd, Prompt, Sampled, Stop, Trajectory
+from repl_rl.trajectory.trajectory_builder import RolloutSpec
+from repl_rl.utils.timeouts import DaemonThread, wait_for_thread
+
+MOST_BYTES = 1 << 20
+"""Size limit of a call or an answer, bytes: the largest message on the socket of a console."""
+HOST_ERROR_CHARS = 500
+"""Length limit of an error that a console receives, characters."""
+
+UNDONE = "the line ended before the answer"
+"""Error of a call that has neither an answer nor another error yet."""
+SPENT = "and has no more of them"
+"""Last words of the error of a call that exceeds the limit of a rollout."""
+
+_HANGING = 16
+"""Limit of abandoned threads per function. Above it, calls are refused until some of these threads end."""
+_STRAY = 64
+"""Calls of a rollout that may be invalid (malformed, or without a known name), on top of the functions' limits."""
+
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list,),
+    "object": (dict,), "null": (type(None),),
+}  # fmt: skip
+"""Python types of each type of a JSON schema."""
+_STOPS = {LineEnd.EOS: Stop.EOS, LineEnd.LENGTH: Stop.LINE_TOO_LONG}
+"""Stop of a query by the end of its line; any other end is `FINISHED`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostLimits:
+    """Limits of the calls of one function."""
+
+    seconds: Annotated[float, Above(0)] = 30.0
+    """Wall-clock time of one call on the host, seconds (> 0)."""
+    calls: Annotated[int, AtLeast(1)] = 64
+    """Calls per rollout (>= 1). A call that names no function does not count here."""
+    argument_bytes: Annotated[int, Above(0, at_most=MOST_BYTES)] = 262_144
+    """Size of a call as JSON, bytes (1 to 1,048,576)."""
+    answer_bytes: Annotated[int, Above(0, at_most=MOST_BYTES)] = 65_536
+    """Size of an answer as JSON, bytes (1 to 1,048,576)."""
+    at_once: Annotated[int, AtLeast(1)] = 4
+    """Concurrent calls per rollout (>= 1); others wait."""
+    at_once_in_all: Annotated[int, AtLeast(1)] = 64
+    """Concurrent calls over all rollouts (>= 1); others wait."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "limits of a host function")
+
+
+@keeps_old_names
+@dataclass(frozen=True, slots=True)
+class HostFunction:
+    """Function of the host, under the name that lines use."""
+
+    name: str
+    run: Callable[..., object] | None
+    """Implementation, plain or async. A plain one runs in a separate thread; an async one must not block.
+
+    A staged one, see `is_staged`, is async, takes a `HostCallContext` before its arguments and returns a
+    `StagedResult`. None means that only a record names the function, and that it cannot be called.
+    """
+    signature: str
+    """Signature as the policy sees it: `search(query: str, hits: int = 3) -> list[str]`."""
+    description: str
+    """Description in one line."""
+    parameters: Mapping[str, object]
+    """JSON schema of its arguments: an object with one property per argument, in positional order."""
+    limits: HostLimits = field(default_factory=HostLimits)
+    is_staged: bool = False
+    """True if it samples a trajectory for each call, as the shipped functions do."""
+    max_depth: int = 0
+    """Rollouts of this depth or deeper are not offered the function; 0 means that all are."""
+    model: str = ""
+    """Model that it queries in place of the policy, named as in `RolloutConfig.model`; empty means none."""
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            raise ConfigError("name of a host function", self.name, "give it a name that Python takes; use def")
+
+    @property
+    def declaration(self) -> str:
+        """Declaration as the policy sees it."""
+        return f"{self.signature}: {self.description}"
+
+    def bind_arguments(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
+        """Return the arguments of a call by name, checked against the schema.
+
+        Raises:
+            TypeError: they do not fit; the message is for the author of the call.
+        """
+        schemas = _as_table(self.parameters.get("properties"))
+        if len(args) > len(schemas):
+            raise TypeError(f"{self.name}() takes at most {len(schemas)} arguments, {len(args)} were given")
+        # Bind positional arguments first, then keywords, then check for missing ones and for types.
+        given = dict(zip(schemas, args, strict=False))
+        for key, value in kwargs.items():
+            if key not in schemas:
+                raise TypeError(f"{self.name}() has no argument {key!r}; it has {', '.join(schemas)}")
+            if key in given:
+                raise TypeError(f"{self.name}() got two values for {key!r}")
+            given[key] = value
+        required = self.parameters.get("required")
+        missing = [key for key in (required if isinstance(required, list) else []) if key not in given]
+        if missing:
+            raise TypeError(f"{self.name}() needs {', '.join(map(str, missing))}")
+        for key, value in given.items():
+            if not matches_schema(value, _as_table(schemas[key])):
+                raise TypeError(
+                    f"{key} of {self.name}() is {_shorten(value)}; it must be {_describe_type(_as_table(schemas[key]))}"
+                )
+        return given
+
+
+def host_function(
+    run: Callable[..., object], limits: HostLimits | None = None, name: str | None = None
+) -> HostFunction:
+    """Describe a function of the user by its type hints and its docstring, which documents each argument.
+
+    Raises:
+        ConfigError: the function has no name, an argument has no name, or its hints and docstring give no schema.
+    """
+    called = name or str(getattr(run, "__name__", ""))
+    if not called.isidentifier():
+        raise ConfigError("host function", run, "give it a __name__; use def, not lambda")
+    try:
+        schema = _as_table(get_json_schema(run)["function"])
+        signature = inspect.signature(run)
+    except Exception as error:  # transformers has a separate exception for each missing part
+        remedy = f"write type hints, and a docstring with an Args section for each argument: {error}"
+        raise ConfigError("host function", called, remedy) from error
+    # Arguments of a call are bound by name, which `*args`, `**kwargs` and positional-only parameters do not allow.
+    usual = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
+    odd = [p.name for p in signature.parameters.values() if p.kind not in usual]
+    if odd:
+        raise ConfigError(f"argument of host function {called}", odd[0], "give each argument a name and a default")
+    about = str(schema["description"]).strip().partition("\n")[0]
+    return HostFunction(
+        called, run, f"{called}{signature}", about, _as_table(schema["parameters"]), limits or HostLimits()
+    )
+
+
+def make_recorded_function(name: str) -> HostFunction:
+    """Return a function that only a record names. It is offered, because lines may mention it."""
+    return HostFunction(name, None, f"{name}(...)", "known from a record alone", {})
+
+
+def matches_schema(value: object, schema: Mapping[str, object]) -> bool:
+    """Return True if a JSON value matches a schema, as far as type hints go: types, unions, items, choices."""
+    if value is None and schema.get("nullable") is True:
+        return True
+    union, choices, kind, items = (schema.get(key) for key in ("anyOf", "enum", "type", "items"))
+    if isinstance(union, list):
+        return any(matches_schema(value, _as_table(each)) for each in union)
+    if isinstance(choices, list) and value not in choices:
+        return False
+    kinds = kind if isinstance(kind, list) else [kind]
+    if not any(_matches_type(value, each) for each in kinds):
+        return False
+    return not isinstance(value, list) or items is None or all(matches_schema(each, _as_table(items)) for each in value)
+
+
+def _matches_type(value: object, kind: object) -> bool:
+    if not isinstance(kind, str) or kind not in _KINDS:
+        return True  # the schema leaves the type open
+    # A Python bool is also an int, but JSON keeps them apart.
+    return isinstance(value, _KINDS[kind]) and (kind == "boolean" or not isinstance(value, bool))
+
+
+def _as_table(schema: object) -> Mapping[str, object]:
+    return schema if isinstance(schema, Mapping) else {}
+
+
+def _shorten(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _describe_type(schema: Mapping[str, object]) -> str:
+    choices = schema.get("enum")
+    return f"one of {choices}" if isinstance(choices, list) else f"of type {schema.get('type', 'as documented')}"
+
+
+class HostCallRefused(Exception):
+    """Refusal of a call. The console receives the message as its error."""
+
+
+class RecordedHostCalls:
+    """Answers to calls from a record, in any order. A call is found by its name and arguments."""
+
+    def __init__(self, functions: Mapping[str, str]) -> None:
+        self.functions = functions
+        """See `HostCallHandler.functions`."""
+        self.argument_bytes = MOST_BYTES
+        """See `HostCallHandler.argument_bytes`."""
+        self.unexpected_calls: list[str] = []
+        """Calls that are not in the record."""
+        self._expected: list[HostCall] = []
+        self._known: list[HostCall] = []
+
+    def expect_calls(self, calls: Sequence[HostCall]) -> None:
+        """Set the calls that the next lines are expected to make, in place of those expected before."""
+        self._expected, self._known, self.unexpected_calls = list(calls), [], []
+
+    @property
+    def difference(self) -> str:
+        """Difference between the calls made and those expected; empty if they agree."""
+        # A recorded call that never received an answer may be missing now.
+        missing = [f"{call.name}({call.arguments})" for call in self._expected if call.error != UNDONE]
+        not_called = [f"not called: {clip_middle(each, 80)}" for each in missing]
+        return "; ".join([*(f"called: {clip_middle(each, 80)}" for each in self.unexpected_calls), *not_called])
+
+    async def answer_call(self, call: bytes) -> bytes:
+        """See `HostCallHandler.answer_call`."""
+        try:
+            asked = read_call(call)
+        except HostCallRefused:
+            asked = make_unread_call(call)
+        # Each recorded call answers one call.
+        for known in self._expected:
+            if (known.name, known.arguments) == (asked.name, asked.arguments):
+                self._expected.remove(known)
+                self._known.append(known)
+                return encode_reply(known)
+        for known in (*self._known, *self._expected):
+            # Of the calls beyond a limit only the first is recorded, so it answers those after it.
+            if known.name in (asked.name, "") and (known.error or "").endswith(SPENT):
+                return encode_reply(known)
+        self.unexpected_calls.append(f"{asked.name}({asked.arguments})")
+        return encode_reply(replace(asked, error=f"{asked.name}() is answered from a record, which has no such call"))
+
+
+def make_unread_call(call: bytes) -> HostCall:
+    """Return the record of a call that is not parsed, or cannot be."""
+    return HostCall(
+        "", clip_middle(call[: 2 * HOST_ERROR_CHARS].decode("utf-8", "replace"), HOST_ERROR_CHARS), None, UNDONE
+    )
+
+
+def read_call(call: bytes) -> HostCall:
+    """Parse a call to the record of a call that has no answer yet.
+
+    Raises:
+        HostCallRefused: the bytes are no call.
+    """
+    try:
+        request = json.loads(call, parse_constant=_reject_constant)
+        name, args, kwargs = request["name"], request["args"], request["kwargs"]
+        if not (isinstance(name, str) and isinstance(args, list) and isinstance(kwargs, dict) and len(name) < 256):
+            raise TypeError("a field has the wrong type")
+        arguments = json.dumps({"args": args, "kwargs": kwargs}, sort_keys=True)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise HostCallRefused(f"this is no call: {error}") from error
+    return HostCall(name, arguments, None, UNDONE)
+
+
+def _reject_constant(name: str) -> object:
+    raise ValueError(f"{name} is no JSON value")
+
+
+def encode_reply(call: HostCall) -> bytes:
+    """Return the reply that the console receives."""
+    # A recorded answer is JSON already.
+    if call.answer is not None:
+        return b'{"answer": ' + call.answer.encode() + b"}"
+    return json.dumps({"error": call.error}).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class StagedResult:
+    """Result of a staged function: its answer, and the trajectory sampled for it."""
+
+    answer: object
+    child: Trajectory
+    is_trained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HostModel:
+    """Model for queries."""
+
+    engine: Engine
+    renderer: Renderer
+
+
+class NestedRolloutRunner(Protocol):
+    """Interface to play a rollout within another one."""
+
+    def get_model(self, model: str) -> HostModel:
+        """Return a model that was opened for host functions; an empty name means the policy."""
+
+    def make_nested_spec(self, task: Task, id: str, asked_by: RolloutSpec, depth: int) -> RolloutSpec:
+        """Return the origin of a nested rollout with that id, which a call of the rollout `asked_by` requests."""
+
+    async def run_nested(self, origin: RolloutSpec, temperature: float, depth: int) -> Trajectory:
+        """Play the nested rollout in a separate console, without a grade."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostCallContext:
+    """Context of a call."""
+
+    runner: NestedRolloutRunner
+    rollout_spec: RolloutSpec
+    """Origin of the calling rollout."""
+    temperature: float
+    depth: int
+    """Depth of the calling rollout: 0 is top-level, 1 was requested by a call at depth 0."""
+    number: int
+    """Number of the call in its rollout, from 0. It is part of the id of everything sampled for the call."""
+
+
+@dataclass(slots=True)
+class HostCallSlots:
+    """Limits of concurrent calls over all rollouts.
+
+    Each depth has separate limits. With a common one, a nested call could wait for the call that waits for it.
+    """
+
+    _free: dict[tuple[str, int], asyncio.Semaphore] = field(default_factory=dict)
+    hanging_threads: dict[str, set[DaemonThread[object]]] = field(default_factory=dict)
+    """Abandoned threads, by function."""
+
+    def get_semaphore(self, function: HostFunction, depth: int) -> asyncio.Semaphore:
+        """Return the semaphore of a function at a depth."""
+        most = function.limits.at_once_in_all
+        return self._free.setdefault((function.name, depth), asyncio.Semaphore(most))
+
+
+class HostCallSession:
+    """Handler of the host function calls of one rollout: they are counted, limited, executed and recorded.
+
+    It can also answer them from a record. It implements `HostCallHandler`.
+    """
+
+    def __init__(
+        self,
+        functions: Sequence[HostFunction] = (),
+        places: HostCallSlots | None = None,
+        stage: HostCallContext | None = None,
+    ) -> None:
+        """Set the functions of a rollout.
+
+        Args:
+            functions: functions that lines may call.
+            places: limits over all rollouts; None means limits of this rollout alone.
+            stage: context of staged functions, with call number 0; None means that none of them is staged.
+        """
+        self._functions = {function.name: function for function in functions}
+        self._places, self._stage = places or HostCallSlots(), stage
+        self._here = {f.name: asyncio.Semaphore(f.limits.at_once) for f in functions}
+        self._counts: Counter[str] = Counter()
+        self._most = sum(function.limits.calls for function in functions) + _STRAY
+        self._made: list[HostCall] = []
+        self._spent: set[str] = set()
+        self._children: list[Trajectory] = []
+        self._first = 0
+        self._recall: RecordedHostCalls | None = None
+
+    @property
+    def functions(self) -> Mapping[str, str]:
+        """See `HostCallHandler.functions`."""
+        return {name: function.declaration for name, function in self._functions.items()}
+
+    @property
+    def argument_bytes(self) -> int:
+        """See `HostCallHandler.argument_bytes`."""
+        return max((function.limits.argument_bytes for function in self._functions.values()), default=1)
+
+    def take_calls(self) -> tuple[HostCall, ...]:
+        """Return the calls since the last `take_calls`. Of calls beyond a limit, only the first per function is
+        included."""
+        made, self._made, self._spent = tuple(self._made), [], set()
+        return made
+
+    def start_recall(self, calls: Sequence[HostCall]) -> None:
+        """Answer calls from a record until `stop_recall`."""
+        self._recall, self._first = RecordedHostCalls(self.functions), len(calls)
+        self._recall.expect_calls(calls)
+
+    def stop_recall(self) -> str:
+        """Answer calls by the functions again. Return the difference between calls and record, empty if they agree."""
+        recall, self._recall = self._recall, None
+        return recall.difference if recall is not None else ""
+
+    def add_to_trajectory(self, trajectory: Trajectory) -> Trajectory:
+        """Return a trajectory with the names of the offered functions and the trajectories sampled for calls."""
+        return replace(trajectory, host_functions=tuple(self._functions), children=tuple(self._children))
+
+    async def answer_call(self, call: bytes) -> bytes:
+        """See `HostCallHandler.answer_call`.
+
+        Raises:
+            ReplRLError: the engine failed in a staged function.
+        """
+        if self._recall is not None:
+            return await self._recall.answer_call(call)
+        # Refuse a flood of calls, or a huge call, before it costs anything.
+        total = sum(self._counts.values())
+        if total >= self._most or len(call) > MOST_BYTES:  # not worth parsing
+            return encode_reply(
+                self._refuse_call(make_unread_call(call), f"a rollout may make {self._most} calls in all, {SPENT}")
+            )
+        asked = self._read_and_count(call)
+        if asked.error != UNDONE:
+            return encode_reply(self._refuse_call(asked, asked.error or ""))
+        # From here on the function is known, and its own limit applies.
+        function = self._functions[asked.name]
+        if self._counts[asked.name] > function.limits.calls:
+            return encode_reply(
+                self._refuse_call(asked, f"{asked.name}() was called {function.limits.calls} times, {SPENT}")
+            )
+        return encode_reply(await self._make_call(function, asked, self._first + total))
+
+    def _read_and_count(self, call: bytes) -> HostCall:
+        """Parse and count a call. Its error is `UNDONE` if it can be made."""
+        try:
+            asked = read_call(call)
+            function = self._functions.get(asked.name)
+            if function is None:
+                raise HostCallRefused(
+                    f"there is no host function {asked.name!r}; there are {', '.join(self._functions)}"
+                )
+            self._counts[asked.name] += 1
+            if len(call) > function.limits.argument_bytes:
+                most = function.limits.argument_bytes
+                raise HostCallRefused(
+                    f"arguments of {asked.name}() have {len(call)} bytes as JSON; at most {most} are allowed"
+                )
+        except HostCallRefused as refused:
+            # Invalid calls count too, for the limit over all functions.
+            self._counts[""] += 1
+            return replace(make_unread_call(call), error=str(refused))
+        return asked
+
+    def _refuse_call(self, asked: HostCall, why: str) -> HostCall:
+        """Record a refused call with its error, and return it.
+
+        Of calls beyond a limit, only the first per function and line is recorded. A flood of calls must leave a small
+        record.
+        """
+        done = replace(asked, error=clip_middle(why, HOST_ERROR_CHARS))
+        if not why.endswith(SPENT) or asked.name not in self._spent:
+            self._made.append(done)
+        if why.endswith(SPENT):
+            self._spent.add(asked.name)
+        return done
+
+    async def _make_call(self, function: HostFunction, asked: HostCall, number: int) -> HostCall:
+        """Make a call and record it, even if its line ends first."""
+        at, started = len(self._made), time.perf_counter()
+        # Record the call before it runs, so that it remains as unanswered if its line ends first.
+        self._made.append(asked)
+        # `take_calls` replaces the list, so keep the one that holds this call.
+        made = self._made
+        try:
+            done = await self._run_call(function, asked, number)
+        except HostCallRefused as refused:
+            done = replace(asked, error=clip_middle(str(refused), HOST_ERROR_CHARS))
+        made[at] = replace(done, elapsed_s=time.perf_counter() - started)
+        return made[at]
+
+    async def _run_call(self, function: HostFunction, asked: HostCall, number: int) -> HostCall:
+        """Call a function, and return the call with its answer. Keep the trajectory that was sampled for it."""
+        answer = await self._call_function(function, asked, number)
+        if not isinstance(answer, StagedResult):
+            return replace(asked, answer=_encode_answer(answer, function), error=None)
+        # The trajectory was sampled, so it is kept even if the answer cannot be sent.
+        self._children.append(answer.child)
+        sampled = replace(asked, child=answer.child.id, trained=answer.is_trained)
+        try:
+            return replace(sampled, answer=_encode_answer(answer.answer, function), error=None)
+        except HostCallRefused as refused:
+            return replace(sampled, error=str(refused))
+
+    async def _call_function(self, function: HostFunction, asked: HostCall, number: int) -> object:
+        """Check the arguments of a call, wait for a free slot, and return what the function returns."""
+        if function.run is None:
+            raise HostCallRefused(f"{function.name}() was recorded and is not there; name it in host_functions")
+        arguments = json.loads(asked.arguments)
+        try:
+            bound = function.bind_arguments(arguments["args"], arguments["kwargs"])
+        except (TypeError, RecursionError) as error:
+            raise HostCallRefused(str(error)) from error
+        depth = self._stage.depth if self._stage is not None else 0
+        # Wait for both limits: that of this rollout, and that over all rollouts.
+        async with self._here[function.name], self._places.get_semaphore(function, depth):
+            if function.is_staged:
+                assert self._stage is not None
+                stage = replace(self._stage, number=number)
+                return await self._run_cancellable(function, partial(function.run, stage, **bound))
+            return await self._run_abandonable(function, partial(function.run, **bound))
+
+    async def _run_cancellable(self, function: HostFunction, run: Callable[[], object]) -> object:
+        """Run a shipped function, which can be cancelled."""
+        work = run()
+        assert isinstance(work, Awaitable)
+        try:
+            async with asyncio.timeout(function.limits.seconds):
+                return await work
+        except TimeoutError as error:
+            raise HostCallRefused(_make_timeout_message(function)) from error
+
+    async def _run_abandonable(self, function: HostFunction, run: Callable[[], object]) -> object:
+        """Run a function of the user. One that hangs is abandoned, in its thread or despite its cancellation."""
+        hanging = self._places.hanging_threads.setdefault(function.name, set())
+        hanging -= {thread for thread in hanging if not thread.is_alive()}
+        if len(hanging) >= _HANGING:
+            raise HostCallRefused(f"{function.name}() hangs in {_HANGING} other calls; it is not called again")
+        task = asyncio.ensure_future(_run_function(run, function.name, hanging))
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # marks the error as retrieved
+        try:
+            await asyncio.wait({task}, timeout=function.limits.seconds)
+        finally:
+            if not task.done():
+                task.cancel()
+        # The cancellation above may be ignored, so do not wait for it.
+        if not task.done():
+            raise HostCallRefused(_make_timeout_message(function))
+        error = task.exception() if not task.cancelled() else RuntimeError("it cancelled itself")
+        if error is not None:
+            raise HostCallRefused(f"{type(error).__name__}: {error}") from error
+        return task.result()
+
+
+async def _run_function(run: Callable[[], object], name: str, hanging: set[DaemonThread[object]]) -> object:
+    """Return the result of a plain function in a thread, or of an async one on this loop."""
+    if asyncio.iscoroutinefunction(getattr(run, "func", run)):
+        work = run()
+        assert isinstance(work, Awaitable)
+        return await work
+    thread = DaemonThread(run, f"host function {name}")
+    try:
+        return await wait_for_thread(thread)
+    finally:
+        # A thread cannot be stopped, only counted.
+        if thread.is_alive():
+            hanging.add(thread)
+
+
+def _make_timeout_message(function: HostFunction) -> str:
+    return f"{function.name}() took longer than {function.limits.seconds:g} s"
+
+
+def _encode_answer(answer: object, function: HostFunction) -> str:
+    """Return an answer as JSON, within the limit of its function."""
+    try:
+        text = json.dumps(answer, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise HostCallRefused(f"what {function.name}() gave is no JSON value: {error}") from error
+    if len(text) > function.limits.answer_bytes:
+        most = function.limits.answer_bytes
+        raise HostCallRefused(f"what {function.name}() gave has {len(text)} bytes as JSON; at most {most} are allowed")
+    return text
+
+
+def llm_query(
+    *,
+    train: bool = False,
+    model: str = "",
+    max_tokens: Annotated[int, AtLeast(1)] = 256,
+    calls: Annotated[int, AtLeast(1)] = 64,
+    seconds: Annotated[float, Above(0)] = 60.0,
+    at_once: Annotated[int, AtLeast(1)] = 4,
+    at_once_in_all: Annotated[int, AtLeast(1)] = 64,
+) -> HostFunction:
+    """Return `llm_query(prompt)`: the policy's answer to a prompt, in a separate context.
+
+    The answer is sampled with the temperature of the rollout.
+
+    Args:
+        train: train its tokens, each with the advantage of the calling line; otherwise they are masked.
+        model: another model to query, a folder or owner/name, on the transformers engine; "" means the policy.
+        max_tokens: token budget of an answer (>= 1); a longer one is truncated.
+        calls: calls per rollout (>= 1).
+        seconds: wall-clock time of a call (> 0).
+        at_once: concurrent calls per rollout (>= 1).
+        at_once_in_all: concurrent calls over all rollouts (>= 1).
+
+    Raises:
+        ConfigError: `train` is set together with another model.
+    """
+    if train and model:
+        raise ConfigError("train of llm_query", True, f"only the policy is trained, and {model} is asked; leave it out")
+
+    # Its parameters are those of `_describe_llm_query`, which gives the schema.
+    async def run_query(stage: HostCallContext, prompt: str) -> StagedResult:
+        child = await _sample_query(stage, stage.runner.get_model(model), prompt, max_tokens)
+        return StagedResult("".join(line.text for line in child.lines).removesuffix("\n"), child, train)
+
+    limits = HostLimits(seconds=seconds, calls=calls, at_once=at_once, at_once_in_all=at_once_in_all)
+    described = host_function(_describe_llm_query, limits, "llm_query")
+    return replace(described, run=run_query, is_staged=True, model=model)
+
+
+# The docstring is part of the prompt: it describes `llm_query` to the policy.
+def _describe_llm_query(prompt: str) -> str:
+    """Ask a language model; it sees the prompt alone.
+
+    Args:
+        prompt: What it is told.
+    """
+    raise NotImplementedError
+
+
+async def _sample_query(stage: HostCallContext, model: HostModel, text: str, max_tokens: int) -> Trajectory:
+    """Sample the answer to a prompt, and return it as a trajectory of one line."""
+    engine, renderer, origin = model.engine, model.renderer, stage.rollout_spec
+    prompt = _build_query_prompt(renderer, text)
+    left = engine.context_tokens - len(prompt.token_ids)
+    if left < 1:
+        raise HostCallRefused(
+            f"the prompt has {len(prompt.token_ids)} tokens; the context holds {engine.context_tokens}"
+        )
+    # A chat model ends its answer itself. Another model writes one line, because nothing else would end it.
+    stop_ids = renderer.eos_ids if renderer.chat_template.exists else renderer.stop_ids
+    # Each call has its own seed; 31 bits, as for rollouts.
+    seed = (origin.seed + 7919 * (stage.number + 1)) & 0x7FFFFFFF
+    started = time.monotonic()
+    async with engine.session(prompt.token_ids, Sampling(stage.temperature, seed, nested=True)) as session:
+        chunk = await session.sample([], max_tokens=min(max_tokens, left), stop_ids=stop_ids)
+    line = renderer.make_line(chunk, prompt)
+    return Trajectory(
+        id=f"{origin.id}/query-{stage.number}",
+        task_id=origin.task.id,
+        prompt=prompt,
+        segments=(Sampled((line,)),),
+        stop=_STOPS.get(line.end, Stop.FINISHED),
+        policy_step=origin.policy_step,
+        seed=seed,
+        wall_s=time.monotonic() - started,
+        parent=origin.id,
+    )
+
+
+def _build_query_prompt(renderer: Renderer, text: str) -> Prompt:
+    if renderer.chat_template.exists:
+        return renderer.build_question_prompt("", text)
+    return renderer.build_plain_prompt(f"{text}\n")
+
+
+def child_rollout(
+    *,
+    depth: Annotated[int, AtLeast(1)] = 1,
+    train: bool = True,
+    calls: Annotated[int, AtLeast(1)] = 4,
+    seconds: Annotated[float, Above(0)] = 120.0,
+    at_once: Annotated[int, AtLeast(1)] = 2,
+    at_once_in_all: Annotated[int, AtLeast(1)] = 16,
+) -> HostFunction:
+    """Return `rollout(question)`: the answer of a nested rollout of the same policy and sampler, or None.
+
+    The nested rollout has a separate console.
+
+    Args:
+        depth: levels of nested rollouts (>= 1); the innermost ones are not offered the function.
+        train: train its tokens, each with the advantage of the calling line; otherwise they are masked.
+        calls: calls per rollout (>= 1).
+        seconds: wall-clock time of a call (> 0).
+        at_once: concurrent calls per rollout (>= 1).
+        at_once_in_all: concurrent calls over all rollouts, at each depth (>= 1).
+    """
+
+    # Its parameters are those of `_describe_child_rollout`, which gives the schema.
+    async def run(stage: HostCallContext, question: str) -> StagedResult:
+        within = stage.depth + 1
+        name = f"rollout-{stage.number}"
+        task = Task(f"{stage.rollout_spec.task.id}/{name}", question, "")
+        origin = stage.runner.make_nested_spec(task, f"{stage.rollout_spec.id}/{name}", stage.rollout_spec, within)
+        # A prompt that fills the context is an error of the call, not a failure of the rollout.
+        held = stage.runner.get_model("").engine.context_tokens
+        if len(origin.prompt.token_ids) >= held:
+            raise HostCallRefused(
+                f"the question makes a prompt of {len(origin.prompt.token_ids)} tokens; the context has {held}"
+            )
+        child = await stage.runner.run_nested(origin, stage.temperature, within)
+        child = replace(child, parent=stage.rollout_spec.id)
+        return StagedResult(child.answer, child, train and child.trainable)
+
+    limits = HostLimits(seconds=seconds, calls=calls, at_once=at_once, at_once_in_all=at_once_in_all)
+    described = host_function(_describe_child_rollout, limits, "rollout")
+    return replace(described, run=run, is_staged=True, max_depth=depth)
+
+
+# The docstring is part of the prompt: it describes `rollout` to the policy.
+def _describe_child_rollout(question: str) -> str | None:
+    """Have a question solved in another console of this kind; None: it was not answered.
+
+    Args:
+        question: What is to be solved; nothing else is known there.
+    """
+    raise NotImplementedError
+
+
+SHIPPED: dict[str, Callable[..., HostFunction]] = {"llm_query": llm_query, "rollout": child_rollout}
+"""Shipped host functions by name."""
+
+
+def load_host_functions(text: str) -> tuple[HostFunction, ...]:
+    """Load host functions by name: shipped ones, or functions of the user as `module:name`.
+
+    Options follow a name in parentheses. Those of a user's function are the fields of `HostLimits`.
+
+    Raises:
+        ConfigError: a function or an option does not exist, a function cannot be described, or its name is not unique.
+        UserCodeError: a module of the user raised.
+    """
+    functions = []
+    for part in split_names(text):
+        named = NameWithOptions.parse("host function", part)
+        if named.name in SHIPPED:
+            functions.append(named.bind_options("host function", SHIPPED[named.name])())
+        elif ":" in named.name:
+            functions.append(load_user_function(named))
+        else:
+            raise ConfigError("host function", named.name, f"choose one of {', '.join(SHIPPED)}, or give module:name")
+    validate_unique_names(functions)
+    return tuple(functions)
+
+
+def load_user_function(named: NameWithOptions) -> HostFunction:
+    """Load a function of the user by name; its options are the fields of `HostLimits`.
+
+    Raises:
+        ConfigError: the function or a limit does not exist, or the function cannot be described.
+        UserCodeError: its module raised.
+    """
+    thing = import_attribute("host function", named.name)
+    if isinstance(thing, HostFunction):
+        if named.options:
+            raise ConfigError("host function", named.name, "it has limits of its own; give no options")
+        return thing
+    if not callable(thing):
+        raise ConfigError("host function", named.name, "name a function, or a HostFunction")
+    return host_function(thing, named.bind_options("host function", HostLimits)())
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """Return the names of a comma-separated list; commas within parentheses belong to options."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character == "(") - (character == ")")
+        if character == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return tuple(part.strip() for part in parts if part.strip())
+
+
+def validate_unique_names(functions: Sequence[HostFunction]) -> None:
+    """Refuse functions that share a name.
+
+    Raises:
+        ConfigError: a name is not unique, or it belongs to the console.
+    """
+    names = [function.name for function in functions]
+    for name in names:
+        if names.count(name) > 1 or name in ("submit_final_answer", "HostError"):
+            raise ConfigError("host function", name, "that name is taken; give each function one of its own")
+
+
+def validate_workspace_names(functions: Sequence[HostFunction], tasks: Iterable[Task]) -> None:
+    """Refuse workspaces with a value named like a host function, because one of them would hide the other.
+
+    Raises:
+        SetupError: names the first such task and value.
+    """
+    names = {function.name for function in functions}
+    for task in tasks:
+        if task.workspace is not None and (both := sorted(names & set(task.workspace.values))):
+            remedy = "a host function has that name; give the value another one"
+            raise SetupError(f"task {task.id}: workspace value", both[0], remedy)
+
+
+def count_nested_sessions(functions: tuple[HostFunction, ...]) -> int:
+    """Return the largest number of engine sessions that calls may need, without those of the calling rollouts."""
+    # The limit of concurrent calls holds at each depth at which a function is offered.
+    levels = 1 + max((f.max_depth for f in functions), default=0)
+    return sum(f.limits.at_once_in_all * (f.max_depth or levels) for f in functions if f.is_staged and not f.model)
+
+
+def compute_call_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Return metrics of a batch: calls per rollout, share of failed calls, and tokens sampled for calls."""
+    calls = [call for t in trajectories for run in t.executions for call in run.calls]
+    children = [child for t in trajectories for child in t.children]
+    return {
+        "host_calls": len(calls) / max(len(trajectories), 1),
+        "host_error_rate": sum(call.error is not None for call in calls) / max(len(calls), 1),
+        "child_tokens": float(sum(map(_count_tokens, children))),
+    }
+
+
+def _count_tokens(trajectory: Trajectory) -> int:
+    return trajectory.sampled_tokens + sum(map(_count_tokens, trajectory.children))

@@ -1,0 +1,156 @@
+"""Prefetched rollouts: they start before the step that learns from them, while the policy is updated.
+
+`StepRollouts` are the rollouts of one step while they run, in groups. Some of them may have ended earlier.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from repl_rl.engine.base import PreemptionStats
+from repl_rl.rollout.retry import BatchResult, check_failures
+from repl_rl.tasks import Task
+from repl_rl.trajectory.trajectory import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetched:
+    """Prefetched rollouts of one later step."""
+
+    policy_step: int
+    """Number of optimizer steps behind the policy that will learn from them.
+
+    It is part of their ids and seeds, so that both do not depend on the weights at the start.
+    """
+    slots: asyncio.Semaphore
+    """Concurrency slots shared by all prefetched rollouts. Those of earlier steps asked first, and get a slot first."""
+    finished_rollouts: dict[int, Trajectory] = field(default_factory=dict)
+    """Rollouts that ended without a failure, by number in the step. Those present at the start are not played."""
+
+    def record_result(self, number: int, rollout: "asyncio.Task[Trajectory]") -> None:
+        """Record a rollout that has ended. A failed rollout is not kept, so a resumed run plays it again."""
+        if not rollout.cancelled() and rollout.exception() is None and rollout.result().failure is None:
+            self.finished_rollouts[number] = rollout.result()
+
+
+GroupKey = tuple[int, Sequence[int]]
+"""Group of rollouts: the policy step that it was started for, and the numbers of its rollouts in that step."""
+
+
+class StepRollouts:
+    """Rollouts of a step, one group per task.
+
+    Numbers, ids and seeds are those that a single process would give.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        order: Sequence[int],
+        before: Mapping[int, Trajectory] = MappingProxyType({}),
+        preemptions: PreemptionStats = PreemptionStats(),  # noqa: B008
+    ) -> None:
+        """Group the rollouts by task.
+
+        Args:
+            tasks: one task per rollout.
+            order: numbers of the rollouts; groups start in the order of their first rollout in it.
+            before: rollouts that ended earlier, by number.
+            preemptions: preemption statistics of the engine at the start of the step.
+        """
+        self.tasks, self._before, self.preemptions = tasks, before, preemptions
+        found: dict[str, tuple[Task, list[int]]] = {}
+        # The first loop fixes the order of the groups. The second one adds the rollouts in the order of the step.
+        for number in order:
+            found.setdefault(tasks[number].id, (tasks[number], []))
+        for number, task in enumerate(tasks):
+            found[task.id][1].append(number)
+        self.group_indices = list(found.values())
+        """Task of each group, and the numbers of its rollouts in the step."""
+        self.results: dict[int, BatchResult] = {}
+        """Results of the groups that have ended, by index of the group."""
+        self.is_closed = False
+        """True once no further group will end: all have ended, or something failed."""
+
+    def get_finished_before(self, places: Sequence[int]) -> Mapping[int, Trajectory]:
+        """Return the rollouts of a group that ended earlier, by number in the group."""
+        return {n: self._before[place] for n, place in enumerate(places) if place in self._before}
+
+    @property
+    def ended_rollouts(self) -> Mapping[int, Trajectory]:
+        """Rollouts of groups that have ended as a whole, by number in the step.
+
+        Failed ones are included. Group judges have already seen all of them.
+        """
+        parts = list(self.results.items())  # a copy, because an event loop adds to it
+        return {
+            place: t
+            for number, part in parts
+            for place, t in zip(self.group_indices[number][1], part.trajectories, strict=True)
+        }
+
+    def has_ended(self, places: Sequence[int]) -> bool:
+        """Return True if a wait for these rollouts, numbered as in the step, is over.
+
+        That is so once all of them have ended, or once no further group will end.
+        """
+        ended = self.ended_rollouts
+        return self.is_closed or all(place in ended for place in places)
+
+    @property
+    def finished_rollouts(self) -> Mapping[int, Trajectory]:
+        """Rollouts that ended without a failure, by number in the step, as they were before group judges."""
+        ended = dict(self._before)
+        for number, part in list(self.results.items()):  # a copy, because the event loop adds to it
+            ended |= dict(
+                zip(self.group_indices[number][1], part.ungraded_trajectories or part.trajectories, strict=True)
+            )
+        return {number: t for number, t in ended.items() if t.failure is None}
+
+    def merge_results(self, parts: Sequence[BatchResult], sandbox: str) -> list[Trajectory]:
+        """Return the rollouts of all groups in the order of the step. Raises the errors of `check_failures`."""
+        # Sort by position in the step, so that the reported error does not depend on the start order.
+        by_number = sorted(range(len(parts)), key=lambda number: self.group_indices[number][1][0])
+        check_failures(BatchResult.merge([parts[number] for number in by_number]), sandbox)
+        played = {
+            number: t
+            for (_, places), part in zip(self.group_indices, parts, strict=True)
+            for number, t in zip(places, part.trajectories, strict=True)
+        }
+        return [played[number] for number in range(len(self.tasks))]
+
+
+def find_first_ended(groups: Sequence[GroupKey], step: Callable[[int], StepRollouts]) -> int | None:
+    """Return the index of the first of these groups that has ended, or None if none has.
+
+    `step` is a function from a policy step to its `StepRollouts`.
+    """
+    return next((n for n, (policy_step, places) in enumerate(groups) if step(policy_step).has_ended(places)), None)
+
+
+@dataclass(slots=True)
+class BusyTimer:
+    """Wall-clock timer that runs while at least one operation runs."""
+
+    _since: float = 0.0
+    _running: int = 0
+    _before: float = 0.0
+
+    def begin(self) -> None:
+        """Count one more running operation."""
+        if not self._running:
+            self._since = time.perf_counter()
+        self._running += 1
+
+    def end(self) -> None:
+        """Count one running operation fewer."""
+        self._running -= 1
+        if not self._running:
+            self._before += time.perf_counter() - self._since
+
+    @property
+    def elapsed_s(self) -> float:
+        """Time so far, seconds."""
+        return self._before + (time.perf_counter() - self._since if self._running else 0.0)

@@ -1,0 +1,264 @@
+"""Loaders of tasks from built-in families, files, data sets and environments.
+
+Errors name the file, the line and the field.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from types import MappingProxyType
+from urllib.parse import parse_qsl
+
+from repl_rl.errors import ConfigError
+from repl_rl.tasks.environments import VERIFIERS, load_environment
+from repl_rl.tasks.generated_tasks import generate, get_families
+from repl_rl.tasks.public_benchmarks import SUITES, SuiteAdapter
+from repl_rl.tasks.row_to_task import FIELD, TaskRow, is_number, read_rows, read_workspace
+from repl_rl.tasks.task import FollowUp, Split, Task, get_split, parse_split, parse_weighted_judges
+
+_DEFAULT_COUNT = 1000
+"""Number of tasks that a source without an end gives by default."""
+_SHOWN_CHARS = 80
+_MAPPED_FIELDS = ("id", "question", "answer", "family")
+"""Fields that the user can map to other names, by options of the source."""
+_SOURCE_OPTIONS = (*_MAPPED_FIELDS, "judge", "config", "part")
+_ROW_FIELDS = {"id", "question", "answer", "judge", "family", "follow_ups"}
+"""Fields of a row that become attributes of its task."""
+
+
+def load_tasks(
+    source: str,
+    *,
+    split: Split | str = Split.ALL,
+    count: int | None = None,
+    seed: int = 0,
+    judges: Collection[str] = (),
+    trust: bool = False,
+) -> tuple[Task, ...]:
+    """Load the tasks of `source` that are in `split`. Returns at least one.
+
+    Args:
+        source: one of
+
+            - `builtin:quickstart`, `builtin:easy`, `builtin:hard`, or `builtin:` and a family's name;
+            - `builtin:graded`, `builtin:graded/2` (one level), `builtin:dates` (one topic), `builtin:dates/2`;
+            - PATH: JSONL or Parquet with `question` and `answer`, and optionally `id` (default: the number of the row),
+              `judge`, `family`, `follow_ups` and `workspace`. Without `judge`, the judge is `numeric` for an answer
+              that is a number, and `exact` for one that is a text;
+            - `dataset:NAME`: a name that `datasets` can load, or a folder that it saved;
+            - `gsm8k:` and then PATH or `dataset:NAME`: a worked `answer` that ends in `#### 18`, judge `numeric`;
+            - `math:` and then PATH or `dataset:NAME`: `problem`, and `answer` or a `solution` with a `\\boxed{}`,
+              judge `math`;
+            - `math500:`, `aime:`, `humaneval:`, `mbpp:` and then PATH or `dataset:NAME`: see
+              `repl_rl.tasks.public_benchmarks`;
+            - `verifiers:NAME`: an installed environment; `?field=value` after it sets a field of its config.
+
+            A place may end in options such as `?question=problem&judge=math`. They name the fields that hold `id`,
+            `question`, `answer` and `family` (`a.b` reads a nested one), the judge of all rows, and a data set's
+            `config` and `part`. Every other field of a row is kept in `Task.fields`.
+        split: part of the questions. The text alone decides if a question is in `train` or `held_out`, also in files.
+        count: largest number of tasks (>= 1). None means all of a file, and 1000 for built-in tasks.
+        seed: seed of the built-in tasks; a file ignores it.
+        judges: the user's judges, as `module:function`, that rows may name. Importing one runs it.
+        trust: rows may name any judge.
+
+    Raises:
+        ConfigError: names the file and the line, the value, and the remedy.
+    """
+    if count is not None and count < 1:
+        raise ConfigError("number of tasks", count, "ask for at least 1")
+    side = parse_split(split)
+    kind, _, rest = source.partition(":")
+    if kind == "builtin":
+        return generate(get_families(source), side, count or _DEFAULT_COUNT, seed)
+    if kind == VERIFIERS:
+        wanted = tuple(load_environment(rest).draw_tasks(side, count, _DEFAULT_COUNT))
+        # Without a fitting task, all tasks are counted for the error message.
+        tasks = wanted or tuple(load_environment(rest).draw_tasks(Split.ALL, None, _DEFAULT_COUNT))
+    else:
+        # A source of another kind is a path or `dataset:NAME`, whose rows have plain fields.
+        adapter, place = (_ADAPTERS[kind], rest) if kind in _ADAPTERS else (_make_plain_task, source)
+        # Read to the end, so that an error does not depend on the number of tasks that are wanted.
+        tasks = tuple(_iterate_distinct(_iterate_tasks(adapter, place, None if trust else judges)))
+        wanted = tuple(islice((t for t in tasks if side is Split.ALL or get_split(t.question) is side), count))
+    if not wanted:
+        remedy = "give a file with at least one"
+        if tasks:
+            remedy = f"its {len(tasks)} questions all fall into the other part (one in five is held out); give more"
+        raise ConfigError(f"number of tasks in {source} (split {side!s})", 0, remedy)
+    return wanted
+
+
+def validate_recorded_source(thing: str, source: str) -> None:
+    """Refuse a source from an untrusted file if it imports code: an environment, or a judge.
+
+    Raises:
+        ConfigError: the source imports code.
+    """
+    if source.startswith(f"{VERIFIERS}:") or ":" in _split_source_options(source)[1].get("judge", ""):
+        remedy = "importing what it names runs it; give --trust if you trust that file (trust=True in Python)"
+        raise ConfigError(thing, source, remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class _RowReader:
+    """Names of the fields of one source, as the user mapped them."""
+
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def get_text(self, row: TaskRow, name: str, default: str | None = None) -> str:
+        """Return the text of the field that the source has for `name`. A field that the user mapped is required."""
+        mapped = self.options.get(name)
+        return row.get_text(mapped) if mapped is not None else row.get_text(name, default)
+
+    def get_field_name(self, name: str) -> str:
+        """Return the name that the source has for the field `name`."""
+        return self.options.get(name, name)
+
+
+TaskAdapter = Callable[[TaskRow, _RowReader], Task]
+
+
+def _iterate_tasks(adapter: TaskAdapter, source: str, judges: Collection[str] | None) -> Iterator[tuple[TaskRow, Task]]:
+    """Yield the rows of a source, each with its task. `judges` are those that a row may name; None permits any."""
+    place, options = _split_source_options(source)
+    reading = _RowReader(options)
+    columns = place.startswith("dataset:") or place.endswith(".parquet")
+    folder = None if place.startswith("dataset:") else Path(place).parent
+    # Every field that the task does not use stays in `Task.fields`.
+    read = _ROW_FIELDS - set(_KEPT.get(adapter, ())) - set(options)
+    taken = {FIELD, *read, *(options[name] for name in _MAPPED_FIELDS if name in options)}
+    for row in read_rows(place, options):
+        workspace = read_workspace(row, folder, columns=columns)
+        others = {name: value for name, value in row.fields.items() if name not in taken}
+        task = replace(adapter(row, reading), workspace=workspace, fields=others)
+        # A judge in the source's options is the user's own choice.
+        if judges is not None and "judge" not in options:
+            _validate_row_judges(row.location, task, judges)
+        yield row, task
+
+
+def _validate_row_judges(where: str, task: Task, judges: Collection[str]) -> None:
+    """Refuse judges of a row that would be imported, except those in `judges`."""
+    for text in (task.judge, *(each.judge for each in task.follow_ups)):
+        for name in (judge.name for judge in parse_weighted_judges(text)):
+            if ":" in name and name not in judges:
+                remedy = f"it would be imported, and run; name it yourself (--judge {name}), or give --trust"
+                raise ConfigError(f"{where}: judge", name, f"{remedy} (trust=True in Python)")
+
+
+def _split_source_options(source: str) -> tuple[str, Mapping[str, str]]:
+    """Split off the options, such as `?question=problem`. A question mark without a later `=` belongs to the name."""
+    place, _, query = source.rpartition("?")
+    if not place or "=" not in query:
+        return source, {}
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    for name, value in options.items():
+        if name not in _SOURCE_OPTIONS:
+            raise ConfigError(f"option {name!r} of {place}", value, f"choose among {', '.join(_SOURCE_OPTIONS)}")
+        if not value:
+            raise ConfigError(f"option {name!r} of {place}", value, "name a field")
+    return place, options
+
+
+def _iterate_distinct(tasks: Iterable[tuple[TaskRow, Task]]) -> Iterator[Task]:
+    """Yield the tasks. Raise ConfigError if two have the same id."""
+    seen: dict[str, TaskRow] = {}
+    for row, task in tasks:
+        if task.id in seen:
+            earlier = seen[task.id]
+            # Within one file, the line number is enough.
+            where = f"line {earlier.number}" if row.location.endswith(f":{row.number}") else earlier.location
+            raise ConfigError(f"{row.location}: id", task.id, f"{where} has it; give each task its own")
+        seen[task.id] = row
+        yield task
+
+
+def _make_plain_task(row: TaskRow, reading: _RowReader) -> Task:
+    return Task(
+        id=reading.get_text(row, "id", str(row.number)),
+        question=reading.get_text(row, "question"),
+        answer=reading.get_text(row, "answer"),
+        judge=reading.options.get("judge") or _choose_judge(row, reading.get_field_name("answer")),
+        family=reading.get_text(row, "family", ""),
+        follow_ups=tuple(_iterate_follow_ups(row)),
+        where=row.describe_field(reading.get_field_name("answer")),
+    )
+
+
+def _choose_judge(row: TaskRow, answer: str) -> str:
+    """Return the judge that a row names, or else `numeric` for a number and `exact` for a text."""
+    return row.get_text("judge", "numeric" if is_number(row.get_value(answer)) else "exact")
+
+
+def _iterate_follow_ups(row: TaskRow) -> Iterator[FollowUp]:
+    records = row.get_value("follow_ups") or []
+    if not isinstance(records, list):
+        raise ConfigError(f"{row.location}: field 'follow_ups'", records, "give a list of records")
+    for n, record in enumerate(records, start=1):
+        if not isinstance(record, Mapping):
+            raise ConfigError(f"{row.location}: field 'follow_ups'", record, "give records with question and answer")
+        inner = TaskRow(f"{row.location}: follow-up {n}", n, record)
+        judge, place = _choose_judge(inner, "answer"), inner.describe_field("answer")
+        yield FollowUp(inner.get_text("question"), inner.get_text("answer"), judge, place)
+
+
+def _make_gsm8k_task(row: TaskRow, reading: _RowReader) -> Task:
+    worked = reading.get_text(row, "answer")
+    _, marker, answer = worked.rpartition("####")
+    if not marker or not answer.strip():
+        raise ConfigError(f"{row.location}: answer", worked[-_SHOWN_CHARS:], "end it with '#### ' and the number")
+    return Task(
+        id=f"gsm8k-{row.number - 1}",
+        question=reading.get_text(row, "question"),
+        answer=answer.strip(),
+        judge=reading.options.get("judge", "numeric"),
+        family=reading.get_text(row, "family", "gsm8k"),
+        where=row.describe_field(reading.get_field_name("answer")),
+    )
+
+
+def _make_math_task(row: TaskRow, reading: _RowReader) -> Task:
+    question = "question" if "question" in reading.options or row.get_value("problem") is None else "problem"
+    given = reading.get_text(row, "answer", "")
+    answer = given or _extract_boxed_answer(row)
+    family = row.get_text("subject", "") or row.get_text("type", "math")
+    return Task(
+        id=f"math-{reading.get_text(row, 'id', '') or row.get_text('unique_id', str(row.number - 1))}",
+        question=reading.get_text(row, question),
+        answer=answer,
+        judge=reading.options.get("judge", "math"),
+        family=reading.get_text(row, "family", family),
+        where=row.describe_field(reading.get_field_name("answer") if given else "solution"),
+    )
+
+
+def _extract_boxed_answer(row: TaskRow) -> str:
+    """Return the content of the last `\\boxed{}` of the solution, including inner braces."""
+    solution = row.get_text("solution")
+    _, marker, rest = solution.rpartition("\\boxed{")
+    # Find the brace that closes it.
+    depth = 1
+    for at, character in enumerate(rest):
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        if depth == 0 and marker and rest[:at].strip():
+            return rest[:at].strip()
+    raise ConfigError(f"{row.location}: field 'solution'", solution[-_SHOWN_CHARS:], "put the answer into \\boxed{...}")
+
+
+def _make_suite_adapter(suite: SuiteAdapter) -> TaskAdapter:
+    return lambda row, reading: suite(row, reading.options)
+
+
+_KEPT: MappingProxyType[TaskAdapter, tuple[str, ...]] = MappingProxyType(
+    {_make_gsm8k_task: ("id", "answer", "judge"), _make_math_task: ("judge",)}
+)
+"""Fields of `_ROW_FIELDS` that an adapter does not read, or reads only in part, so that they stay in `Task.fields`."""
+_ADAPTERS: MappingProxyType[str, TaskAdapter] = MappingProxyType(
+    {
+        "gsm8k": _make_gsm8k_task,
+        "math": _make_math_task,
+        **{name: _make_suite_adapter(suite) for name, suite in SUITES.items()},
+    }
+)

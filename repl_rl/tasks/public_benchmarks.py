@@ -1,0 +1,292 @@
+"""Public benchmark suites as tasks: MATH-500, AIME, HumanEval and MBPP, each with its judge.
+
+Each published form of a suite is supported: full and sanitized MBPP, and AIME with or without capital field names. The
+judge `tests` grades HumanEval and MBPP. Their answer is a program, or a function of the console.
+"""
+
+import ast
+import json
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+from repl_rl.errors import ConfigError
+from repl_rl.tasks.find_trivial_tests import can_fail, mistake_in, mistake_in_check
+from repl_rl.tasks.parse_assertions import isclose_names, name_isclose, split_assertion
+from repl_rl.tasks.row_to_task import TaskRow
+from repl_rl.tasks.task import Task, fingerprint_question
+from repl_rl.tasks.validate_text import NotPython, parse_python, print_python, refuse_surrogates
+
+_SHOWN_CHARS = 80
+_QUIET_TEMPLATE = """\
+_quiet = [__import__("contextlib").redirect_stdout(__import__("io").StringIO())]
+_quiet.append(__import__("contextlib").redirect_stderr(_quiet[0]._new_target))
+[each.__enter__() for each in _quiet]
+{code}
+[each.__exit__(None, None, None) for each in _quiet[::-1]]
+"""
+"""Template that runs code and drops its output. The code is not indented, since that would alter texts in it."""
+FieldOptions = Mapping[str, str]
+"""Options of the user about the fields, after `?`."""
+SuiteAdapter = Callable[[TaskRow, FieldOptions], Task]
+
+
+def make_math500_task(row: TaskRow, options: FieldOptions) -> Task:
+    """Return a task of MATH-500: `problem`, `answer`, `subject`, `level`, `unique_id`.
+
+    The judge is `math`, and each level is a family.
+    """
+    level = row.get_text("level", "")
+    return Task(
+        id=_make_task_name("math500", row, options, "unique_id", "id"),
+        question=_get_field(row, options, "question", "problem"),
+        answer=_get_field(row, options, "answer", "answer"),
+        judge=options.get("judge", "math"),
+        family=_get_field(row, options, "family", "family", default=f"math500/{level}" if level else "math500"),
+        where=row.describe_field(_get_field_name(row, options, "answer", "answer")),
+    )
+
+
+def make_aime_task(row: TaskRow, options: FieldOptions) -> Task:
+    """Return a task of AIME: `problem` or `question`, `answer`, `id`, with or without capitals.
+
+    The answer is an integer from 0 to 999.
+    """
+    answer = _get_field(row, options, "answer", "answer", "Answer")
+    plain = answer.strip().removesuffix(".0")
+    if not (plain.isascii() and plain.isdigit() and len(plain.lstrip("0")) <= 3):
+        raise ConfigError(
+            f"{row.location}: answer", answer[:_SHOWN_CHARS], "answers of AIME are whole numbers, 0 to 999"
+        )
+    return Task(
+        id=_make_task_name("aime", row, options, "id", "ID", "problem_idx"),
+        question=_get_field(row, options, "question", "problem", "Problem", "question"),
+        answer=str(int(plain)),
+        judge=options.get("judge", "numeric"),
+        family=_get_field(row, options, "family", "year", "Year", default="aime"),
+        where=row.describe_field(_get_field_name(row, options, "answer", "answer", "Answer")),
+    )
+
+
+def make_humaneval_task(row: TaskRow, options: FieldOptions) -> Task:
+    """Return a task of HumanEval: `task_id`, `prompt`, `test` (which defines `check`), `entry_point`.
+
+    The answer may be a whole program, a continuation of the prompt, or the function as defined in the console.
+    """
+    prompt, entry = _get_field(row, options, "question", "prompt"), row.get_text("entry_point")
+    if not entry.isidentifier():
+        raise ConfigError(f"{row.location}: field 'entry_point'", entry, "give the name of a function")
+    tests = _DoctestBuilder(row, _build_helper_code(prompt))
+    # Refuse tests that could not tell a right program from a wrong one.
+    given = row.get_text("test")
+    mistake = mistake_in_check(tests.parse_statements(given), entry)
+    if mistake is not None:
+        raise ConfigError(row.describe_field("test"), given[:_SHOWN_CHARS], mistake)
+    alone = _split_check_function(tests, given)
+    # Plain assertions become single tests; any other `check` runs as a whole.
+    if alone is None:
+        tests.add_tests(f"{given}\ncheck({entry})")
+    else:
+        before, asserted = alone
+        tests.add_setup("\n".join([*before, f"candidate = {entry}"]))
+        for each in asserted:
+            tests.add_tests(each)
+    asked = f"Complete this function. Submit it, or a program that defines it as one text.\n\n{prompt.rstrip()}\n"
+    return Task(
+        id=_make_task_name("humaneval", row, options, "task_id"),
+        question=asked,
+        answer=str(tests),
+        judge=options.get("judge", "tests"),
+        family=_get_field(row, options, "family", "family", default="humaneval"),
+        where=row.describe_field("test"),
+    )
+
+
+def make_mbpp_task(row: TaskRow, options: FieldOptions) -> Task:
+    """Return a task of MBPP: `text` or `prompt`, `test_list`, `task_id`; optionally `test_setup_code`, `test_imports`.
+
+    The question shows the tests, as its authors do, because only they contain the function's name.
+    """
+    tests = _read_texts(row, "test_list")
+    if not tests:
+        raise ConfigError(f"{row.location}: field 'test_list'", row.get_value("test_list"), "give at least one test")
+    # The setup runs before the tests, which may use its imports and helpers.
+    before = [*_read_texts(row, "test_imports"), *filter(None, [row.get_text("test_setup_code", "")])]
+    doctests = _DoctestBuilder(row, "\n".join(before))
+    # Refuse tests that test nothing.
+    parsed = [doctests.parse_statements(test).body for test in tests]
+    for test, statements in zip(tests, parsed, strict=True):
+        for statement in statements:
+            mistake = mistake_in(statement)
+            if mistake is not None:
+                raise ConfigError(row.describe_field("test_list"), test[:_SHOWN_CHARS], mistake)
+    if not any(map(can_fail, parsed)):
+        raise ConfigError(row.describe_field("test_list"), tests[0][:_SHOWN_CHARS], "it tests nothing; give an assert")
+    for test in tests:
+        doctests.add_tests(test)
+    shown = "\n".join(tests)
+    what = _get_field(row, options, "question", "text", "prompt")
+    asked = "Submit the function, or a program that defines it as one text. It must pass these tests:"
+    return Task(
+        id=_make_task_name("mbpp", row, options, "task_id"),
+        question=f"{what}\n{asked}\n\n{shown}\n",
+        answer=str(doctests),
+        judge=options.get("judge", "tests"),
+        family=_get_field(row, options, "family", "family", default="mbpp"),
+        where=row.describe_field("test_list"),
+    )
+
+
+def _get_field(row: TaskRow, options: FieldOptions, name: str, *fields: str, default: str | None = None) -> str:
+    """Return the text of the field that the user named for `name`, or else of the first of `fields` that exists."""
+    return row.get_text(_get_field_name(row, options, name, *fields), None if name in options else default)
+
+
+def _get_field_name(row: TaskRow, options: FieldOptions, name: str, *fields: str) -> str:
+    """Return the name of the field that `_get_field` reads."""
+    return options.get(name) or next((field for field in fields if row.get_value(field) is not None), fields[0])
+
+
+def _make_task_name(suite: str, row: TaskRow, options: FieldOptions, *fields: str) -> str:
+    """Return the id of a task: the suite, and the row's own name or its number from 0."""
+    found = _get_field(row, options, "id", *fields, default=str(row.number - 1)) if fields else str(row.number - 1)
+    tail = found.removeprefix("HumanEval/").removesuffix(".json").strip("/").replace("/", "-")
+    return f"{suite}-{tail}"
+
+
+def _read_texts(row: TaskRow, field: str) -> Sequence[str]:
+    """Return a field that is a list of texts, or the JSON of such a list. A missing field has no texts."""
+    value = row.get_value(field)
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            # The text is itself the only item.
+            value = [value]
+    if value is None:
+        return ()
+    if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+        raise ConfigError(row.describe_field(field), str(value)[:_SHOWN_CHARS], "give a list of texts")
+    for each in value:
+        refuse_surrogates(row.describe_field(field), each)
+    return tuple(value)
+
+
+def _build_helper_code(prompt: str) -> str:
+    """Return code that takes definitions from the prompt, such as helpers that its tests call.
+
+    They are used only if the program lacks them. A prompt may be cut off after `def f(x):`.
+    """
+    last = prompt.rstrip().rpartition("\n")[2]
+    inside = last[: len(last) - len(last.lstrip())] + " "
+    for code in (prompt, f"{prompt.rstrip()}\n{inside}pass\n"):
+        try:
+            parse_python(code)
+        except NotPython:
+            continue
+        # A program that is complete needs none of them, so an error here decides nothing.
+        tried = f"try:\n    exec({code!r}, globals())\nexcept Exception:\n    pass\n"
+        return f"_own = dict(globals())\n{tried}globals().update(_own)\n"
+    return ""
+
+
+class _DoctestBuilder:
+    """Tests as doctests that run in a console after the program.
+
+    An assertion that can be split keeps its expected value on the host. After other tests, the console prints a word
+    that the program cannot know. A program that ends the console, or keeps the tests from running, therefore fails.
+    Output of the program itself does not matter.
+    """
+
+    def __init__(self, row: TaskRow, before: str) -> None:
+        self._row = row
+        self._isclose = isclose_names([])
+        # A warning about a text in a test is not a failure.
+        self._examples = [">>> __import__('warnings').simplefilter('ignore')\n"]
+        self.add_setup(before)
+
+    def add_setup(self, code: str) -> None:
+        """Run code before the tests that follow.
+
+        Raises:
+            ConfigError: the code is not Python.
+        """
+        self._isclose |= isclose_names(list(ast.walk(self.parse_statements(code))))
+        if code.strip():
+            self._add_example(_QUIET_TEMPLATE.format(code=code))
+
+    def add_tests(self, code: str) -> None:
+        """Add tests: Python that raises an error if one fails.
+
+        Raises:
+            ConfigError: the code is not Python.
+        """
+        statements = self.parse_statements(code).body
+        for statement in statements:
+            name_isclose(statement, self._isclose)
+        if statements and all(split_assertion(statement) for statement in statements):
+            self._examples += [f">>> {self.code_of(statement, code)}\n" for statement in statements]
+        else:
+            # The program cannot know this word, so it cannot print it itself.
+            passed = f"passed {fingerprint_question(code)[:16]}"
+            self._add_example(f"{_QUIET_TEMPLATE.format(code=code)}print({passed!r})\n", f"{passed}\n")
+
+    def parse_statements(self, code: str) -> ast.Module:
+        """Parse code.
+
+        Raises:
+            ConfigError: the code is not Python.
+        """
+        try:
+            return parse_python(code)
+        except NotPython as error:
+            raise self._refuse(code, error) from error
+
+    def code_of(self, statement: ast.stmt, code: str) -> str:
+        """Return the code of a statement of `code`.
+
+        Raises:
+            ConfigError: the statement is too deep, or has a number that is too long to print.
+        """
+        try:
+            return print_python(statement)
+        except NotPython as error:
+            raise self._refuse(code, error) from error
+
+    def _refuse(self, code: str, error: NotPython) -> ConfigError:
+        return ConfigError(f"{self._row.location}: tests", code[:_SHOWN_CHARS], f"they are no Python: {error}")
+
+    def _add_example(self, code: str, printed: str = "") -> None:
+        self._examples.append(f">>> __import__('builtins').exec({code!r}, globals())\n{printed}")
+
+    def __str__(self) -> str:
+        return "".join(self._examples)
+
+
+def _split_check_function(tests: _DoctestBuilder, test: str) -> tuple[Sequence[str], Sequence[str]] | None:
+    """Return the code before `def check(candidate)` and its assertions, or None if the test contains anything else."""
+    before, asserted = [], None
+    for statement in tests.parse_statements(test).body:
+        if isinstance(statement, ast.FunctionDef) and statement.name == "check":
+            names = [argument.arg for argument in statement.args.args]
+            asserted = [part for part in statement.body if not _is_noop(part)]
+            plain = names == ["candidate"] and not statement.decorator_list
+            if not plain or not all(isinstance(part, ast.Assert) for part in asserted):
+                return None
+        elif asserted is not None:
+            return None
+        else:
+            before.append(tests.code_of(statement, test))
+    return None if asserted is None else (before, [tests.code_of(part, test) for part in asserted])
+
+
+def _is_noop(statement: ast.stmt) -> bool:
+    """Return True for `pass`, a bare constant such as a text, and `assert True`."""
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    if isinstance(statement, ast.Assert):
+        value = statement.test if isinstance(statement.test, ast.Constant) and statement.test.value else None
+    return isinstance(statement, ast.Pass) or isinstance(value, ast.Constant)
+
+
+SUITES: MappingProxyType[str, SuiteAdapter] = MappingProxyType(
+    {"math500": make_math500_task, "aime": make_aime_task, "humaneval": make_humaneval_task, "mbpp": make_mbpp_task}
+)

@@ -1,0 +1,364 @@
+"""Rows of task files and data sets as plain records, and the workspace in a row.
+
+`read_rows` yields the rows of a JSONL file, a Parquet file or a data set, each with its location for error messages.
+`read_workspace` parses a row's field `workspace`.
+"""
+
+import base64
+import importlib
+import json
+import math
+import numbers
+import stat
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from repl_rl.errors import ConfigError
+from repl_rl.tasks.bounded_decompression import beyond, most_claimed, most_unpacked, parquet_records, size_of_record
+from repl_rl.tasks.task_workspace import MAX_BYTES, Workspace
+from repl_rl.tasks.validate_text import check_record, refuse_surrogates
+
+FIELD = "workspace"
+"""Field of a row that holds its workspace."""
+_PARTS = ("values", "files", "lines", "preload", "told")
+"""Keys of a workspace in a row."""
+Record = Mapping[str, object]
+_SHOWN_CHARS = 80
+_DATASET = "dataset:"
+_BYTE_ORDER_MARK = "\ufeff"
+
+
+def is_number(value: object) -> bool:
+    """Return True for an int, a float, a Decimal and a real number of numpy, but not for a bool."""
+    return isinstance(value, numbers.Real | Decimal) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    """One record. `location` is `file:3` for the third line of a file, otherwise `name, row 3`; both count from 1."""
+
+    location: str
+    number: int
+    fields: Mapping[str, object]
+
+    def get_text(self, field: str, default: str | None = None) -> str:
+        """Return a field as text. A number is formatted by `str()`; `answer.value` reads a nested record.
+
+        Raises:
+            ConfigError: the field is missing and has no default, is empty, is neither text nor a finite number, or
+                contains half of a surrogate pair.
+        """
+        value = self.get_value(field)
+        if value is None and default is not None:
+            return default
+        if value is None:
+            raise ConfigError(self.describe_field(field), value, f"add it; it has {sorted(self.fields)}")
+        if not (isinstance(value, str) or is_number(value)):
+            raise ConfigError(self.describe_field(field), value, "give a text or a number")
+        if isinstance(value, numbers.Real | Decimal) and not _is_finite(value):
+            raise ConfigError(self.describe_field(field), value, "give a finite number, or a text")
+        text = str(value)
+        if not text.strip() and default is None:
+            raise ConfigError(self.describe_field(field), text, "it may not be empty")
+        refuse_surrogates(self.describe_field(field), text)
+        return text
+
+    def describe_field(self, field: str) -> str:
+        """Return the name of a field in an error message: `tasks.jsonl:3: field 'answer'`."""
+        return f"{self.location}: field {field!r}"
+
+    def get_value(self, field: str) -> object:
+        """Return a field unchanged, or None if it is missing."""
+        if field in self.fields:
+            return self.fields[field]
+        # A name with dots reads nested records.
+        found: object = self.fields
+        for part in field.split("."):
+            found = found.get(part) if isinstance(found, Mapping) else None
+        return found
+
+
+def _is_finite(value: numbers.Real | Decimal) -> bool:
+    return (
+        value.is_finite() if isinstance(value, Decimal) else isinstance(value, numbers.Integral) or math.isfinite(value)
+    )
+
+
+class _ArrowField(Protocol):
+    """A field of a pyarrow schema."""
+
+    @property
+    def type(self) -> "_ArrowSchema": ...
+
+
+class _ArrowSchema(Protocol):
+    """A pyarrow schema, or the type of a struct: fields by name."""
+
+    def field(self, name: str) -> _ArrowField: ...
+
+
+def read_rows(place: str, options: Mapping[str, str]) -> Iterator[TaskRow]:
+    """Return the rows of `dataset:NAME`, of a Parquet file, or else of a JSONL file.
+
+    `options` may name a data set's `config` and its `part` (default `train`).
+
+    Raises:
+        ConfigError: the place cannot be read; the message names it.
+    """
+    if place.startswith(_DATASET):
+        return _read_dataset_rows(place.removeprefix(_DATASET), options)
+    for name in ("config", "part"):
+        if name in options:
+            raise ConfigError(f"option {name!r} of {place}", options[name], f"only {_DATASET}NAME has it; drop it")
+    return _read_parquet_rows(Path(place)) if place.endswith(".parquet") else _read_json_rows(Path(place))
+
+
+def parse_json(text: str, where: str, remedy: str) -> object:
+    """Parse a text as JSON. `where` and `remedy` appear in the error message.
+
+    Raises:
+        ConfigError: the text is not JSON, or gives a key of an object several values.
+    """
+    try:
+        found: object = json.loads(text, object_pairs_hook=partial(_build_object, where))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(where, text[:_SHOWN_CHARS], f"{remedy}: {error}") from error
+    return found
+
+
+def _build_object(where: str, pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return an object of JSON. Its keys must differ, because Python would drop all but the last value of a key."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        key, times = Counter(keys).most_common(1)[0]
+        raise ConfigError(f"{where}: number of values of {key[:_SHOWN_CHARS]!r}", times, "give it one value")
+    return found
+
+
+def _read_json_rows(path: Path) -> Iterator[TaskRow]:
+    """Yield the rows of a JSONL file. Blank lines and a byte order mark at the beginning are skipped."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError("tasks file", str(path), f"it cannot be read ({reason}); give a JSONL file") from error
+    for n, line in enumerate(text.removeprefix(_BYTE_ORDER_MARK).split("\n"), start=1):
+        if not line.strip():
+            continue
+        record = parse_json(line, f"{path}:{n}", "write one JSON object a line")
+        if not isinstance(record, dict):
+            raise ConfigError(f"{path}:{n}", line[:_SHOWN_CHARS], "write one JSON object a line")
+        check_record(f"{path}:{n}", record)
+        yield TaskRow(f"{path}:{n}", n, record)
+
+
+def _read_parquet_rows(path: Path) -> Iterator[TaskRow]:
+    """Yield the rows of a Parquet file."""
+    # The import is slow, and only Parquet needs it.
+    parquet = importlib.import_module("pyarrow.parquet")
+    broken: type[Exception] = importlib.import_module("pyarrow").ArrowException
+    try:
+        file = parquet.ParquetFile(path)
+        most = most_unpacked(path.stat().st_size)
+    except (OSError, broken) as error:
+        raise ConfigError("tasks file", str(path), f"it cannot be read as Parquet: {error}") from error
+    with file:
+        if most_claimed(file.metadata) > most:
+            raise ConfigError("tasks file", str(path), beyond(most))
+        records = _translate_errors(
+            parquet_records(file, most), "tasks file", str(path), "it cannot be read as Parquet"
+        )
+        yield from _number_rows(
+            path.name, _limit_size(records, path.name, "tasks file", str(path), most), file.schema_arrow
+        )
+
+
+def _read_dataset_rows(name: str, options: Mapping[str, str]) -> Iterator[TaskRow]:
+    """Yield the rows of a data set: a folder that `datasets` saved, or a name that it can load."""
+    # The import is slow, and only data sets need it.
+    import datasets
+
+    part = options.get("part", "train")
+    try:
+        if (Path(name) / "state.json").exists() or (Path(name) / "dataset_dict.json").exists():
+            saved = datasets.load_from_disk(name)
+            table = saved[part] if isinstance(saved, Mapping) else saved
+            size = None
+        else:
+            table = datasets.load_dataset(name, options.get("config"), split=part)
+            size = table.info.download_size
+        # Without files, the table is in memory only.
+        size = size or sum(Path(file["filename"]).stat().st_size for file in table.cache_files) or table.data.nbytes
+    except Exception as error:
+        # The library raises errors of many kinds without a common base class.
+        reason = str(error).split("\n")[0]
+        raise ConfigError("dataset", name, f"its part {part!r} cannot be loaded: {reason}") from error
+    schema: _ArrowSchema = table.features.arrow_schema
+    records = _translate_errors(table, "dataset", name, f"its part {part!r} cannot be read")
+    yield from _number_rows(name, _limit_size(records, name, "dataset", name, most_unpacked(size)), schema)
+
+
+def _translate_errors(records: Iterable[Record], thing: str, name: str, remedy: str) -> Iterator[Record]:
+    """Yield the records. An error of the library that reads them becomes a ConfigError.
+
+    Raises:
+        ConfigError: a record cannot be read, such as a text that is not valid UTF-8, or a date out of range.
+    """
+    try:
+        yield from records
+    except Exception as error:
+        # The libraries raise errors of many kinds without a common base class.
+        reason = str(error).split("\n")[0]
+        raise ConfigError(thing, name, f"{remedy}: {reason}") from error
+
+
+def _limit_size(records: Iterable[Record], where: str, thing: str, name: str, most: int) -> Iterator[Record]:
+    """Yield the records until they take more than `most` bytes.
+
+    Raises:
+        ConfigError: they take more, or a record is refused by `check_record`.
+    """
+    taken = 0
+    for n, record in enumerate(records, start=1):
+        # Nesting is checked first, since the size is computed level by level.
+        check_record(f"{where}, row {n}", record)
+        taken += size_of_record(record)
+        if taken > most:
+            raise ConfigError(thing, name, beyond(most))
+        yield record
+
+
+def _number_rows(name: str, records: Iterable[Record], schema: _ArrowSchema) -> Iterator[TaskRow]:
+    """Yield the records of a table as rows, numbered from 1."""
+    for n, record in enumerate(records, start=1):
+        fields = {key: _round_to_column_precision(value, schema.field(key).type) for key, value in record.items()}
+        yield TaskRow(f"{name}, row {n}", n, fields)
+
+
+def _round_to_column_precision(value: object, kind: _ArrowSchema) -> object:
+    """Return a value of a column. A float of 16 or 32 bits gets only the digits that its column holds.
+
+    Python's floats have 64 bits, so 0.1 of such a column would be 0.10000000149011612.
+    """
+    if not isinstance(value, float | dict):
+        return value
+    types = importlib.import_module("pyarrow.types")
+    if isinstance(value, float) and (types.is_float32(kind) or types.is_float16(kind)):
+        # The import is slow, and only such columns need it.
+        numpy = importlib.import_module("numpy")
+        return float(str((numpy.float32 if types.is_float32(kind) else numpy.float16)(value)))
+    if isinstance(value, dict) and types.is_struct(kind):
+        return {name: _round_to_column_precision(inner, kind.field(name).type) for name, inner in value.items()}
+    return value
+
+
+def read_workspace(row: TaskRow, folder: Path | None, *, columns: bool) -> Workspace | None:
+    """Return the workspace in a row's field `workspace`: a record, or its JSON as text. Return None if it has none.
+
+    Args:
+        row: the row.
+        folder: folder of the task file, in which each `{"path": ...}` is looked up; None if no such file exists.
+        columns: rows share their columns, so a field that is None may belong to other rows only.
+
+    Raises:
+        ConfigError: the field is no workspace; the message names the row.
+    """
+    said = row.get_value(FIELD)
+    # Records in JSON text do not share their keys with other rows.
+    if isinstance(said, str):
+        said, columns = parse_json(said, f"{row.location}: field {FIELD!r}", "write one JSON object"), False
+        check_record(row.location, {FIELD: said})
+    if said is None:
+        return None
+    if not isinstance(said, Mapping):
+        raise ConfigError(f"{row.location}: field {FIELD!r}", _shorten(said), f"give a record of {', '.join(_PARTS)}")
+    unknown = sorted(set(said) - set(_PARTS))
+    if unknown:
+        raise ConfigError(f"{row.location}: field {FIELD!r}, key", unknown[0], f"choose among {', '.join(_PARTS)}")
+    given = {name: value for name, value in said.items() if value is not None}
+    # With shared columns, a row without a workspace has a record of empty fields.
+    if columns and not any(given.values()):
+        return None
+    # Read the parts. With shared columns, a value or file that is None belongs to another row.
+    values, files = (_read_record(row, given, name) for name in ("values", "files"))
+    if columns:
+        values = {name: value for name, value in values.items() if value is not None}
+    found = {path: _read_file_content(row, path, value, folder) for path, value in files.items() if value is not None}
+    told = given.get("told")
+    try:
+        return Workspace(
+            values,
+            found,
+            _read_lines(given.get("lines", ())),
+            _read_lines(given.get("preload", ())),
+            None if told is None else str(told),
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{row.location}: {error.thing}", error.value, error.remedy) from error
+
+
+def _read_record(row: TaskRow, given: Mapping[str, object], name: str) -> Mapping[str, object]:
+    found = given.get(name, {})
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"{row.location}: workspace.{name}", _shorten(found), "give a record")
+    return found
+
+
+def _read_lines(given: object) -> tuple[str, ...]:
+    """Return the lines of a list of texts, or of a text with several lines."""
+    if isinstance(given, str):
+        return tuple(given.removesuffix("\n").split("\n"))
+    if not isinstance(given, list | tuple) or not all(isinstance(each, str) for each in given):
+        raise ConfigError("workspace, lines or modules", _shorten(given), "give a list of texts, or one text")
+    return tuple(given)
+
+
+def _read_file_content(row: TaskRow, path: str, value: object, folder: Path | None) -> bytes:
+    """Return a file's content: a text, bytes, `{"base64": ...}`, or `{"path": ...}` next to the task file."""
+    what = f"{row.location}: workspace.files[{path!r}]"
+    if isinstance(value, str | bytes):
+        return value.encode() if isinstance(value, str) else value
+    given = {name: each for name, each in value.items() if each is not None} if isinstance(value, Mapping) else {}
+    ((kind, content),) = given.items() if len(given) == 1 else ((None, None),)
+    if kind == "base64" and isinstance(content, str):
+        try:
+            return base64.b64decode(content, validate=True)
+        except ValueError as error:
+            raise ConfigError(what, content[:_SHOWN_CHARS], f"give base64: {error}") from error
+    if kind == "path" and isinstance(content, str):
+        return _read_from_folder(what, content, folder)
+    raise ConfigError(what, _shorten(value), 'give a text, {"base64": ...}, or {"path": ...} beside the task file')
+
+
+def _read_from_folder(what: str, name: str, folder: Path | None) -> bytes:
+    if folder is None:
+        raise ConfigError(what, name, "only a task file has files beside it; give base64")
+    try:
+        # Links are resolved first, so that none leads out of the folder.
+        place = (folder / name).resolve()
+        if Path(name).is_absolute() or not place.is_relative_to(folder.resolve()):
+            raise ConfigError(what, name, "give a path below the folder of the task file")
+        found = place.stat()
+        # Reading a pipe would block.
+        if not stat.S_ISREG(found.st_mode):
+            raise ConfigError(what, name, "it is no regular file; give one")
+        if found.st_size > MAX_BYTES:
+            raise ConfigError(f"{what}, bytes", found.st_size, f"give at most {MAX_BYTES}")
+        return place.read_bytes()
+    except (OSError, ValueError, RuntimeError) as error:
+        # A null character is a ValueError, and a loop of links a RuntimeError.
+        raise ConfigError(what, name[:_SHOWN_CHARS], f"it cannot be read: {_describe_error(error)}") from error
+
+
+def _describe_error(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _shorten(value: object) -> str:
+    return repr(value)[:_SHOWN_CHARS]

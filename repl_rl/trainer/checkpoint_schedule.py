@@ -1,0 +1,78 @@
+"""Checkpoint schedule: a limit on lost work, and a limit on the time that saving takes."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+from repl_rl.deprecations import keeps_old_names
+from repl_rl.errors import ConfigError
+from repl_rl.settings.component_registry import NameWithOptions
+from repl_rl.settings.value_bounds import Above, AtLeast
+
+
+@keeps_old_names
+@dataclass(frozen=True, slots=True)
+class CheckpointSchedule:
+    """Settings of the checkpoint schedule: the limits, and the number of states to keep."""
+
+    every_s: float = 60.0
+    """Largest loss of work, seconds, or one step if that takes longer. With 0, no step is ever lost."""
+    max_time_share: float = 0.01
+    """Largest share of wall clock time for saving, in (0, 1]. If that is too little, more work can be lost."""
+    keep_last: int = 2
+    """Number of newest states to keep; the second one is for the case that the newest is damaged."""
+
+
+def build_schedule(
+    *,
+    seconds: Annotated[float, AtLeast(0)] = 60.0,
+    share: Annotated[float, Above(0, at_most=1)] = 0.01,
+    keep: Annotated[int, AtLeast(1)] = 2,
+) -> CheckpointSchedule:
+    """Return a schedule that loses at most `seconds` or one step, as far as `share` allows, and keeps `keep` states."""
+    return CheckpointSchedule(seconds, share, keep)
+
+
+def parse_checkpoint_schedule(text: str) -> CheckpointSchedule | None:
+    """Parse a setting such as "within(seconds=60, keep=2)"; return None for "never".
+
+    Raises:
+        ConfigError: the text is neither.
+    """
+    chosen = NameWithOptions.parse("states", text)
+    if chosen.name == "never" and not chosen.options:
+        return None
+    if chosen.name != "within":
+        raise ConfigError("states", text, 'give "within(seconds=60, keep=2)" or "never"')
+    return chosen.bind_options("states", build_schedule)()
+
+
+class CheckpointTimer:
+    """Timer of the checkpoint schedule, read at the end of each step.
+
+    A save is due once the next step would exceed `CheckpointSchedule.every_s`. It also waits until the cost of the last
+    save is at most `CheckpointSchedule.max_time_share` of the time since then.
+    """
+
+    def __init__(self, saving: CheckpointSchedule, clock: Callable[[], float] = time.monotonic) -> None:
+        self._saving = saving
+        self._clock = clock
+        self._saved_s = self._stepped_s = clock()
+        self._cost_s = 0.0
+
+    def is_due(self) -> bool:
+        """Return True if the step that has just ended is to be saved."""
+        now_s = self._clock()
+        step_s, self._stepped_s = now_s - self._stepped_s, now_s
+        since_s = now_s - self._saved_s
+        # The next step is expected to take as long as this one.
+        return since_s + step_s >= self._saving.every_s and since_s * self._saving.max_time_share >= self._cost_s
+
+    def mark_saved(self) -> None:
+        """Record the time of a save."""
+        self._saved_s = self._clock()
+
+    def record_cost(self, seconds: float) -> None:
+        """Record the processor time of the last save, seconds: copying and writing together."""
+        self._cost_s = seconds

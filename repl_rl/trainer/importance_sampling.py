@@ -1,0 +1,206 @@
+"""Logprob mismatch between sampler and trainer, and the importance sampling ratios that correct it.
+
+`delta` is the trainer's log probability minus the sampler's, in nats, with shape (B, T). It is 0 for tokens that were
+not sampled. The ratio of a line or a sequence is the geometric mean over its tokens. A product would grow with the
+length, and would drop long rollouts in which every token is fine.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from repl_rl.errors import WeightSyncError
+from repl_rl.trainer.logprobs import build_line_numbers, build_policy_steps
+from repl_rl.trajectory.trajectory import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobMismatch:
+    """Logprob mismatch between sampler and trainer in one step.
+
+    Differences cover only tokens that the current weights sampled, because those of older weights differ anyway.
+    Ratios cover all sampled tokens.
+    """
+
+    mean: float
+    """Mean absolute difference, nats."""
+    max: float
+    """Largest absolute difference, nats."""
+    after_observation: float
+    """Mean absolute difference at the first token after an observation, nats."""
+    elsewhere: float
+    """Mean absolute difference at the other tokens, nats."""
+    ratio: float
+    """Mean importance sampling ratio per token, before the correction."""
+    unclipped_share: float
+    """Share of the tokens whose ratio the correction left unchanged."""
+    tokens: float
+    """Number of tokens that the current weights sampled."""
+
+    def check_tolerance(self, tolerance: float, policy_step: int) -> None:
+        """Check that log probabilities of sampler and trainer differ by at most `tolerance` nats.
+
+        Raises:
+            WeightSyncError: they differ by more.
+        """
+        # `not <=` instead of `>`, so that NaN raises, too.
+        if not self.max <= tolerance:
+            raise WeightSyncError(
+                f"policy step {policy_step}: a sampled log probability is {self.max:.3g} nats from the trainer's, the "
+                f"tolerance is {tolerance:.3g}; the engine probably samples from stale or wrong weights (tied "
+                "embeddings, a failed load), at another temperature or in another number format; or it is the trainer "
+                'that is wrong: then trainer.shared_prefixes = "off" or fast = false brings them together'
+            )
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics by their names in `metrics.jsonl`."""
+        return {
+            "logprob_gap_mean": self.mean,
+            "logprob_gap_max": self.max,
+            "logprob_gap_after_observation": self.after_observation,
+            "logprob_gap_elsewhere": self.elsewhere,
+            "importance_ratio": self.ratio,
+            "importance_kept": self.unclipped_share,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Staleness:
+    """Staleness of the tokens of a step, in steps: the current weights minus the weights that sampled a token."""
+
+    mean: float
+    """Mean over sampled tokens."""
+    max: float
+    """Maximum over sampled tokens."""
+    on_policy_share: float
+    """Share of sampled tokens that the current weights sampled."""
+
+    @classmethod
+    def from_ages(cls, ages: Tensor, steps: int) -> "Staleness":
+        """Compute staleness from `ages`, (B, T), in optimizer steps, with -1 for tokens that were not sampled.
+
+        `steps` is the number of optimizer steps per step.
+        """
+        known = ages[ages >= 0].float() / steps
+        if not len(known):
+            return cls(0.0, 0.0, 1.0)
+        return cls(known.mean().item(), known.max().item(), (known == 0).float().mean().item())
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics by their names in `metrics.jsonl`."""
+        return {"staleness_mean": self.mean, "staleness_max": self.max, "fresh_share": self.on_policy_share}
+
+
+def compute_token_staleness(rows: Sequence[Trajectory], width: int, step: int, most: int) -> Tensor:
+    """Return the staleness of each token at `step`, in optimizer steps: int64, (B, T), -1 for tokens not sampled.
+
+    Raises:
+        WeightSyncError: a line is more than `most` optimizer steps old, or a later policy sampled it.
+    """
+    written = build_policy_steps(rows, width)
+    sampled, ages = written >= 0, step - written
+    wrong = sampled & ((ages < 0) | (ages > most))
+    for row, is_wrong in zip(rows, wrong.any(dim=1).tolist(), strict=True):
+        if is_wrong:
+            steps = sorted({line.policy_step for line in row.lines})
+            raise WeightSyncError(
+                f"rollout {row.id} has lines of the policy steps {steps} while the trainer is at {step}; none may be "
+                f"more than {most} older; the rollout source did not take the last weights"
+            )
+    return ages.masked_fill(~sampled, -1)
+
+
+def apply_importance_correction(
+    batch: dict[str, Tensor],
+    rows: Sequence[Trajectory],
+    ages: Tensor,
+    importance: str,
+    cap: float,
+    accelerator: Accelerator,
+) -> LogprobMismatch:
+    """Measure the logprob mismatch, and replace TRL's ratios of tokens if `importance` names others.
+
+    Args:
+        batch: TRL's batch of a step; its `importance_sampling_ratio` may be replaced.
+        rows: rows of the step, B of them.
+        ages: staleness of each token, (B, T), as `compute_token_staleness` returns it.
+        importance: name of a correction, as in `TrainerConfig.importance`.
+        cap: largest ratio that is left unchanged.
+        accelerator: gathers the mismatch over all processes.
+    """
+    trained = batch["old_per_token_logps"].float()
+    lines = build_line_numbers(rows, batch["completion_ids"].size(1)).to(trained.device)
+    delta = (trained - batch["sampling_per_token_logps"]).masked_fill(lines < 0, 0.0)
+    # The name of a correction is the unit of a ratio and its treatment above the cap, such as line_mask.
+    level, _, how = importance.partition("_")
+    raw = compute_raw_ratios(delta, lines, "token" if level == "none" else level)
+    # TRL has already corrected its ratios of tokens; all other ratios are ours.
+    if level == "none":
+        batch["importance_sampling_ratio"] = torch.ones_like(raw)
+    elif level != "token":
+        batch["importance_sampling_ratio"] = clip_ratios(raw, how, cap)
+    return measure_mismatch(
+        delta, lines, raw, batch["importance_sampling_ratio"], ages.to(trained.device) == 0, accelerator
+    )
+
+
+def measure_mismatch(
+    delta: Tensor, lines: Tensor, raw: Tensor, used: Tensor, fresh: Tensor, accelerator: Accelerator
+) -> LogprobMismatch:
+    """Measure the logprob mismatch over all processes.
+
+    Args:
+        delta: (B, T), nats.
+        lines: (B, T), line of each token, -1 for tokens that were not sampled.
+        raw: (B, T), importance sampling ratios before the correction.
+        used: (B, T) or (B, 1), ratios after the correction, as the loss uses them.
+        fresh: (B, T) bool, True for tokens that the trainer's current weights sampled.
+        accelerator: gathers the counts of all processes.
+    """
+    sampled = lines >= 0
+    # The first token of a completion follows the prompt, which does not count as an observation.
+    before = torch.cat([sampled.new_ones(len(sampled), 1), sampled[:, :-1]], dim=1)
+    first = delta[fresh & ~before].abs()
+    gaps = delta[fresh].abs()
+    # Gather sums and counts, because processes have different numbers of tokens.
+    zero = delta.new_zeros(())
+    local = [
+        zero + len(gaps),
+        gaps.sum(),
+        gaps.max() if len(gaps) else zero,
+        zero + len(first),
+        first.sum(),
+        delta[sampled].exp().sum(),
+        (raw == used).expand_as(sampled)[sampled].float().sum(),
+        zero + sampled.sum(),
+    ]
+    rows = accelerator.gather(torch.stack(local).double()).view(-1, len(local))
+    tokens, total, _, firsts, first_total, ratio, kept, everything = rows.sum(dim=0).tolist()
+    share, of_all = 1 / max(tokens, 1), 1 / max(everything, 1)
+    most = rows[:, 2].max().item()
+    after, elsewhere = first_total / max(firsts, 1), (total - first_total) / max(tokens - firsts, 1)
+    return LogprobMismatch(total * share, most, after, elsewhere, ratio * of_all, kept * of_all, tokens)
+
+
+def compute_raw_ratios(delta: Tensor, lines: Tensor, level: str) -> Tensor:
+    """Return the importance sampling ratios, shape (B, T), 1 for tokens that were not sampled.
+
+    At `level` "token", a ratio is exp(delta) of the token. At "line" and "sequence", it is exp of the mean of delta,
+    over the token's line or over all sampled tokens of its rollout.
+    """
+    if level == "token":
+        return delta.exp()
+    # Slot 0 collects tokens that were not sampled. Line n of a rollout is slot n + 1; a whole rollout is slot 1.
+    slots = lines + 1 if level == "line" else (lines >= 0).long()
+    sums = delta.new_zeros(len(delta), int(slots.max()) + 1)
+    counts = sums.scatter_add(1, slots, torch.ones_like(delta))
+    means = sums.scatter_add(1, slots, delta) / counts.clamp(min=1)
+    return torch.where(slots > 0, means.gather(1, slots).exp(), 1.0)
+
+
+def clip_ratios(ratios: Tensor, how: str, cap: float) -> Tensor:
+    """Return `ratios` with those above `cap` set to `cap` (`how` is "truncate") or to 0 ("mask")."""
+    return ratios.clamp(max=cap) if how == "truncate" else ratios.masked_fill(ratios > cap, 0.0)

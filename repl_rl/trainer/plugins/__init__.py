@@ -1,0 +1,1 @@
+"""Optional parts of training: checkpoints, asynchronous rollouts, adapters, sharding, trackers."""

@@ -1,0 +1,686 @@
+"""Checkpoints of the full training state: everything that a run needs to resume exactly at the end of a step.
+
+- States on disk: `StepSnapshot` and `TrainingState`, and functions that copy and restore their parts.
+- `CheckpointManager` saves while a run trains, and restores when it resumes.
+- `ResumableGRPOTrainer` is TRL's trainer with a checkpoint manager. Its `TaskSampler` has TRL's order of tasks, and
+  shows the tasks of later steps without drawing them.
+"""
+
+import json
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from copy import copy
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from accelerate.utils import broadcast_object_list, gather_object
+from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
+from trl.trainer.utils import RepeatSampler
+
+from repl_rl.errors import ConfigError, ReplRLError
+from repl_rl.runs.run_folder import RunFolder, check_same_settings
+from repl_rl.trainer.checkpoint_schedule import CheckpointSchedule, CheckpointTimer
+from repl_rl.trainer.grpo_config import GRPOTrainer
+from repl_rl.trainer.plugins.fsdp import (
+    check_model_sharded,
+    enable_fsdp,
+    gather_full_tensor,
+    shard_like,
+    shard_optimizer_state,
+)
+from repl_rl.utils.atomic_files import Json, find_newest_intact, remove_all_but_newest, write_folder_durably
+from repl_rl.utils.describe_os_errors import catch_os_errors
+from repl_rl.utils.installed_versions import collect_versions
+from repl_rl.utils.stop_signals import defer_signals, hold_signals, release_signals
+from repl_rl.utils.timeouts import DaemonThread
+
+log = logging.getLogger(__name__)
+
+SAID, STEPS, TENSORS = "state.json", "trainer_state.json", "tensors.pt"
+"""Files of a state: metadata of repl_rl, trainer state of transformers (which reads this name), and tensors.
+
+The tensors are weights, optimizer, learning rate schedule and random generators.
+"""
+TensorTree = Mapping[str, object]
+"""Values that `torch.save` accepts: tensors, numbers and texts, in dictionaries, lists and tuples."""
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Part of a run with state that a checkpoint must hold, besides the policy's weights."""
+
+    def state_dict(self) -> str:
+        """Return the state as JSON."""
+
+    def load_state_dict(self, memory: str) -> None:
+        """Restore a state that `state_dict` returned, possibly in another process."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSnapshot:
+    """Snapshot at the end of a step, without weights and optimizer; a copy that the next step does not change."""
+
+    step: int
+    """Number of steps done, >= 0."""
+    metadata: Mapping[str, Json]
+    """Metadata for `state.json`."""
+    trainer_state: TrainerState
+    """Trainer state of transformers."""
+    scheduler_state: object
+    rng_states: list[TensorTree]
+    """States of the random generators, one entry per process."""
+    task_sampler_state: torch.Tensor
+    """State of the task sampler's generator, at the start of the epoch of the next step."""
+
+    def save(self, folder: Path, learned: TensorTree) -> None:
+        """Write the snapshot, with weights and optimizer in `learned`, as `folder/NNNNNN`.
+
+        Raises:
+            ConfigError: the state cannot be written.
+        """
+        catch_errors = partial(catch_os_errors, "folder", folder, "the run's state", ", then --resume")
+
+        def fill_folder(made: Path) -> None:
+            own = {"schedule": self.scheduler_state, "randoms": self.rng_states, "order": self.task_sampler_state}
+            # Errors of torch are explained here, because the search for their cause needs the unfinished folder.
+            with catch_errors():
+                torch.save({**learned, **own}, made / TENSORS)
+            (made / SAID).write_text(json.dumps(self.metadata) + "\n", encoding="utf-8")
+            (made / STEPS).write_text(json.dumps(asdict(self.trainer_state)) + "\n", encoding="utf-8")
+
+        with catch_errors():
+            write_folder_durably(folder / f"{self.step:06d}", fill_folder)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingState:
+    """State on disk, with complete files."""
+
+    folder: Path
+    metadata: Mapping[str, str]
+    """Metadata of the run as JSON texts, by origin: `parts` and `run`."""
+    step: int
+    policy_step: int
+    processes: int
+
+    def load_tensors(self) -> dict[str, object]:
+        """Load weights, optimizer, learning rate schedule and random generators to the CPU."""
+        found: dict[str, object] = torch.load(self.folder / TENSORS, map_location="cpu", weights_only=True)
+        return found
+
+
+def find_newest_state(folder: Path, tell: Callable[[str], None] = log.warning) -> TrainingState | None:
+    """Return the newest complete state in `folder`, or None. The warning callback receives a line per damaged state."""
+    found = find_newest_intact(list_states(folder), tell)
+    return None if found is None else _read_state(found)
+
+
+@contextmanager
+def open_run(folder: RunFolder, settings: str, resume: bool, main: bool = True) -> Iterator[TrainingState | None]:
+    """Open a run's folder for this process, and yield its newest complete state, or None if the run begins.
+
+    The folder is new, or it is cut back to the step of that state. Only the main process of a training locks and
+    changes the folder; the others read it.
+
+    Raises:
+        ConfigError: another process has locked the folder, or its content may not be replaced or resumed.
+    """
+    if not main:
+        yield find_newest_state(folder.states_folder) if resume and folder.exists else None
+        return
+    # Lock the folder before anything in it is read or removed.
+    with folder.lock():
+        resuming = resume and folder.exists
+        if not resuming:
+            folder.create(settings)
+        else:
+            check_same_settings(folder.path, settings)
+        state = find_newest_state(folder.states_folder) if resuming else None
+        # Without a state, the run was stopped before its first one was saved, and starts at step 0.
+        if resuming:
+            folder.open_at_step(settings, state.step if state else 0, state.policy_step if state else 0)
+        yield state
+
+
+def list_states(folder: Path) -> list[Path]:
+    """Return the folders of states, oldest first."""
+    return sorted(place for place in folder.glob("[0-9]" * 6) if place.is_dir())
+
+
+def read_part_states(folder: Path, part: str) -> Iterator[str]:
+    """Yield the saved state of a part of the main process from each readable state, oldest first, as JSON."""
+    for place in list_states(folder):
+        # A state may be damaged, or another thread may be removing it.
+        with suppress(OSError, ValueError, KeyError):
+            metadata = json.loads((place / SAID).read_text(encoding="utf-8"))["said"]
+            yield json.loads(metadata["parts"])[part][0]
+
+
+def remove_old_states(folder: Path, keep: int) -> None:
+    """Remove all but the newest `keep` states."""
+    remove_all_but_newest(list_states(folder), keep)
+
+
+def _read_state(place: Path) -> TrainingState:
+    """Read the metadata of a state, and warn if packages have changed since it was saved."""
+    metadata = json.loads((place / SAID).read_text(encoding="utf-8"))
+    # Other packages are allowed, but they may round differently.
+    now = collect_versions()
+    if (then := metadata["versions"]) != now:
+        changed = ", ".join(f"{name} {then.get(name)} -> {now.get(name)}" for name in sorted({*then, *now})
+                            if then.get(name) != now.get(name))  # fmt: skip
+        log.warning("the run goes on with other packages than it was saved with (%s): figures can differ", changed)
+    return TrainingState(place, metadata["said"], metadata["step"], metadata["policy_step"], metadata["processes"])
+
+
+def get_rng_state() -> TensorTree:
+    """Return a copy of the states of this process's random generators."""
+    # `torch.load` with `weights_only` accepts no array of numpy, so its keys become a tensor.
+    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    return {
+        "python": random.getstate(),
+        "numpy": (kind, torch.from_numpy(np.array(keys, dtype=np.int64)), position, has_gauss, gauss),
+        "torch": torch.get_rng_state(),
+        "devices": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def set_rng_state(saved: TensorTree) -> None:
+    """Restore the random generators of this process to the states that `get_rng_state` returned."""
+    # Loaded values have no static type, so check each before use.
+    python, cpu, devices, numbers = (saved[name] for name in ("python", "torch", "devices", "numpy"))
+    assert isinstance(python, tuple)
+    assert isinstance(numbers, tuple)
+    assert isinstance(cpu, torch.Tensor)
+    assert isinstance(devices, list)
+    random.setstate(python)
+    np.random.set_state((numbers[0], numbers[1].numpy().astype(np.uint32), *numbers[2:]))
+    torch.set_rng_state(cpu)
+    if torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(devices)
+
+
+def copy_tensors(value: object, keep: bool = True) -> object:
+    """Return `value` with each tensor in it copied to CPU memory, gathered from its shards.
+
+    With sharded tensors, all processes call this together. Without `keep`, tensors become None, which saves memory if
+    another process keeps them.
+    """
+    if isinstance(value, torch.Tensor):
+        whole = gather_full_tensor(value.detach())
+        return whole.to("cpu", copy=True) if keep else None
+    if isinstance(value, Mapping):
+        return {key: copy_tensors(one, keep) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(copy_tensors(one, keep) for one in value)
+    return value
+
+
+def get_trained_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Return the weights that training changes, and the buffers that a checkpoint would hold, by name; not copied."""
+    weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    frozen = {name for name, _ in model.named_parameters(remove_duplicate=False)} - weights.keys()
+    # `state_dict` leaves out buffers that are not persistent.
+    kept = model.state_dict()
+    buffers = {name: kept[name] for name, _ in model.named_buffers() if name in kept and name not in frozen}
+    return weights | buffers
+
+
+@torch.no_grad()
+def load_trained_weights(model: PreTrainedModel, saved: object) -> None:
+    """Load weights that `get_trained_weights` returned into `model`.
+
+    Raises:
+        ConfigError: the model trains other weights.
+    """
+    assert isinstance(saved, dict)
+    own = get_trained_weights(model)
+    if other := sorted(own.keys() ^ saved.keys()):
+        raise ConfigError("model", type(model).__name__, f"the saved run trains other weights, {other[0]} first")
+    for name, weight in own.items():
+        weight.copy_(shard_like(saved[name], weight))
+
+
+def find_difference(mine: object, saved: object, name: str = "") -> str:
+    """Return the dotted name of the first bitwise difference between `mine` and `saved`, or "" if they are equal.
+
+    `saved` is on the CPU; one tensor of `mine` at a time is copied there. With sharded tensors, all processes call this
+    together.
+    """
+    if isinstance(mine, torch.Tensor) and isinstance(saved, torch.Tensor):
+        here = gather_full_tensor(mine.detach()).cpu()
+        same = here.dtype == saved.dtype and here.shape == saved.shape
+        return "" if same and torch.equal(_view_as_bits(here), _view_as_bits(saved)) else name
+    # Compare containers entry by entry, and everything else by value.
+    if isinstance(mine, Mapping) and isinstance(saved, Mapping) and mine.keys() == saved.keys():
+        below = ((mine[key], saved[key], key) for key in mine)
+    elif isinstance(mine, list | tuple) and isinstance(saved, list | tuple) and len(mine) == len(saved):
+        below = ((one, other, number) for number, (one, other) in enumerate(zip(mine, saved, strict=True)))
+    else:
+        return "" if mine == saved else name
+    found = (find_difference(one, other, f"{name}.{key}".lstrip(".")) for one, other, key in below)
+    return next((where for where in found if where), "")
+
+
+def _view_as_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor, because a NaN is not equal to itself, but its bytes are."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+_OTHER_PROCESSES = (
+    "tasks, weights and moments are the same, figures differ by rounding, and engines that draw by chance draw anew"
+)
+"""Warning about a run that resumes with another number of processes."""
+
+
+class CheckpointManager:
+    """Checkpoint manager: saves all that `repl-rl train --resume` needs, and restores it.
+
+    At the end of a step, the manager copies the state that decides the next step, and a thread writes it. Weights and
+    optimizer do not change until the next optimizer step. So a run that stops before that can still save its last step.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        saving: CheckpointSchedule,
+        state: TrainingState | None = None,
+        said: Callable[[], str] = lambda: "null",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            folder: folder of the saved states, which may not exist yet.
+            saving: interval between saves, and the number of states to keep.
+            state: state to resume from. None starts at the beginning.
+            said: returns what the caller needs to resume, as JSON.
+            clock: returns a time in seconds.
+        """
+        self.folder = folder
+        self.state = state
+        self._saving, self._said = saving, said
+        self._timer = CheckpointTimer(saving, clock)
+        self._versions = collect_versions()
+        self._parts: dict[str, Stateful] = {}
+        self._boundary: StepSnapshot | None = None
+        # Numbers of the last step that was saved, and of the last one that was handled.
+        self._written = self._ended = -1
+        # True from the first optimizer step of a step until the step has ended.
+        self._moved = False
+        self._writing: DaemonThread[float] | None = None
+        self._tensors: dict[str, object] = {}
+
+    def attach_trainer(self, trainer: GRPOTrainer, parts: Mapping[str, object]) -> None:
+        """Attach the trainer and its stateful parts: they are saved from now on, and the parts are restored.
+
+        The number of processes may differ from that of the saved run. A process restores the state of its rank. A new
+        rank restores that of rank 0, because parts that play or draw for the whole step must continue from it.
+
+        Raises:
+            ConfigError: a part cannot restore its saved state.
+        """
+        self._parts = {name: part for name, part in parts.items() if isinstance(part, Stateful)}
+        if self.state is None:
+            return
+        here, me = trainer.accelerator.num_processes, trainer.accelerator.process_index
+        if self.state.processes != here and trainer.accelerator.is_main_process:
+            log.warning("saved by %d processes, gone on with by %d: %s", self.state.processes, here, _OTHER_PROCESSES)
+        self._tensors = self.state.load_tensors()
+        memories: dict[str, list[str]] = json.loads(self.state.metadata["parts"])
+        for name, part in self._parts.items():
+            if saved := memories.get(name):
+                part.load_state_dict(saved[me if me < len(saved) else 0])
+
+    def on_train_begin(self, trainer: GRPOTrainer) -> None:
+        """Save the initial state, or check the restored one; called when training begins.
+
+        Raises:
+            ReplRLError: weights or optimizer differ from the restored state.
+        """
+        self._ended = trainer.steps_done
+        # The first epoch of a resumed run repeats the order of the saved one.
+        if self.state is not None:
+            order = self._tensors["order"]
+            assert isinstance(order, torch.Tensor)
+            trainer.task_sampler.generator.set_state(order)
+        self.on_epoch_begin(trainer)
+        if self.state is None:
+            self._save_snapshot(trainer, self._take_snapshot(trainer))
+        else:
+            self._verify_loaded_state(trainer, self.state)
+            # Free the memory of all other tensors, which the trainer has copied by now.
+            self._tensors = {"randoms": self._tensors["randoms"]}
+
+    def on_epoch_begin(self, trainer: GRPOTrainer) -> None:
+        """Copy the random generator of the task order; called before an epoch, which draws its whole order at once."""
+        self._order = trainer.task_sampler.generator.get_state()
+
+    def on_pre_optimizer_step(self) -> None:
+        """Delay interrupts until the step is reported and saved; called before each optimizer step."""
+        if not self._moved:
+            hold_signals()
+        self._moved = True
+
+    def on_step_end(self, trainer: GRPOTrainer) -> None:
+        """Save the state if a step has ended and a save is due; called after each optimizer step and its callbacks."""
+        # Skip optimizer steps inside a step, and a step that has been handled.
+        if trainer.state.global_step % trainer.args.logging_steps or trainer.steps_done == self._ended:
+            return
+        self._ended = trainer.steps_done
+        last = trainer.state.global_step >= trainer.args.max_steps
+        if self._broadcast_decision(trainer, self._timer.is_due() or last):
+            self._save_snapshot(trainer, self._take_snapshot(trainer), wait=last)
+        # No save is due, but `save_on_exit` may need a copy, which only a run of one process can save.
+        elif trainer.accelerator.num_processes == 1:
+            self._boundary = self._take_snapshot(trainer)
+        # The step is complete, so an interrupt may end the run again.
+        if self._moved:
+            self._moved = False
+            release_signals()
+
+    def save_on_exit(self, trainer: GRPOTrainer) -> None:
+        """Save the last completed step, if possible; called when training stops for any reason."""
+        with defer_signals():
+            if self._moved:
+                release_signals()
+            if self._boundary is None or trainer.accelerator.num_processes > 1:
+                return
+            try:
+                self.wait()
+                # After an optimizer step, the weights no longer belong to the copied state.
+                if self._boundary.step != self._written and not self._moved:
+                    self._boundary.save(self.folder, _copy_trained_tensors(trainer))
+                    remove_old_states(self.folder, self._saving.keep_last)
+            except ConfigError as error:
+                log.warning("%s", error)  # raising would hide the reason for the stop
+
+    def wait(self) -> None:
+        """Wait until the current save is on disk.
+
+        Raises:
+            ConfigError: the state could not be written.
+        """
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            try:
+                self._timer.record_cost(writing.future.result())
+            except ConfigError:
+                # `save_on_exit` may try to write this step again.
+                self._written = -1
+                raise
+
+    def load_model_state(self, trainer: GRPOTrainer) -> None:
+        """Load the saved weights into the trainer's model."""
+        load_trained_weights(trainer.accelerator.unwrap_model(trainer.model), self._tensors["weights"])
+
+    def load_optimizer_state(self, trainer: GRPOTrainer) -> None:
+        """Load the saved states of optimizer and schedule into the trainer."""
+        optimizer = self._tensors["optimizer"]
+        assert isinstance(optimizer, dict)
+        trainer.optimizer.load_state_dict(shard_optimizer_state(trainer.optimizer, optimizer))
+        trainer.lr_scheduler.load_state_dict(self._tensors["schedule"])
+
+    def load_rng_state(self, trainer: GRPOTrainer) -> None:
+        """Restore the random generators of this process; a rank that the saved run did not have keeps its own."""
+        randoms = self._tensors.pop("randoms")
+        assert isinstance(randoms, list)
+        if (me := trainer.accelerator.process_index) < len(randoms):
+            set_rng_state(randoms[me])
+
+    def _verify_loaded_state(self, trainer: GRPOTrainer, state: TrainingState) -> None:
+        """Check weights and optimizer against the saved state; under FSDP, all processes check each tensor together."""
+        for name, mine in _get_trained_tensors(trainer).items():
+            if where := find_difference(mine, self._tensors[name], name):
+                raise ReplRLError(f"{where} is not what the state {state.folder} holds; nothing was trained from it")
+        log.info("state of step %d taken up: weights and optimizer are what was saved, bit for bit", state.step)
+
+    def _broadcast_decision(self, trainer: GRPOTrainer, due: bool) -> bool:
+        """Return the main process's decision, because clocks differ between processes."""
+        if trainer.accelerator.num_processes == 1:
+            return due
+        decision = [due]
+        broadcast_object_list(decision)
+        return decision[0]
+
+    def _take_snapshot(self, trainer: GRPOTrainer) -> StepSnapshot:
+        """Copy the state at the end of a step, without weights and optimizer."""
+        step, counted = trainer.steps_done, trainer.state
+        parts = {name: gather_object([part.state_dict()]) for name, part in self._parts.items()}
+        metadata = {
+            "step": step,
+            "policy_step": counted.global_step,
+            "processes": trainer.accelerator.num_processes,
+            "versions": self._versions,
+            "said": {"parts": json.dumps(parts), "run": self._said()},
+        }
+        counted = replace(counted, log_history=[], stateful_callbacks={})  # metrics.jsonl has the metrics
+        schedule = copy_tensors(trainer.lr_scheduler.state_dict())
+        # Inside an epoch, a resumed run draws the order of this epoch again, from the generator at its beginning.
+        within = not float(counted.epoch or 0).is_integer()
+        order = self._order if within else trainer.task_sampler.generator.get_state()
+        return StepSnapshot(step, metadata, counted, schedule, gather_object([get_rng_state()]), order)
+
+    def _save_snapshot(self, trainer: GRPOTrainer, boundary: StepSnapshot, wait: bool = False) -> None:
+        """Copy weights and optimizer, and let a thread of the main process write the whole state."""
+        # Wait for the previous save, so that only one thread writes.
+        self.wait()
+        began_s = time.perf_counter()
+        self._boundary, self._written = boundary, boundary.step
+        learned = _copy_trained_tensors(trainer)
+        if trainer.accelerator.is_main_process:
+            copied_s = time.perf_counter() - began_s
+
+            def write_snapshot() -> float:
+                boundary.save(self.folder, learned)
+                remove_old_states(self.folder, self._saving.keep_last)
+                # Cost of the save: wall clock time of the copy, and processor time of the thread.
+                return copied_s + time.thread_time()
+
+            self._writing = DaemonThread(write_snapshot, "state of the run")
+        self._timer.mark_saved()
+        if wait:
+            self.wait()
+
+
+def _get_trained_tensors(trainer: GRPOTrainer) -> TensorTree:
+    """Return the states of weights and optimizer, not copied."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    return {"weights": get_trained_weights(model), "optimizer": trainer.optimizer.state_dict()}
+
+
+def _copy_trained_tensors(trainer: GRPOTrainer) -> TensorTree:
+    """Copy the states of weights and optimizer on the main process; under FSDP, all processes contribute their shards.
+
+    Other processes get no copy.
+    """
+    main = trainer.accelerator.is_main_process
+    if not (main or trainer.is_fsdp_enabled):
+        return {}
+    return {name: copy_tensors(learning, main) for name, learning in _get_trained_tensors(trainer).items()}
+
+
+class CheckpointCallback(TrainerCallback):
+    """Trainer callback that calls the checkpoint manager."""
+
+    def __init__(self, keeper: CheckpointManager, trainer: GRPOTrainer) -> None:
+        self._keeper, self._trainer = keeper, trainer
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        # Intervals of logging and saving may change when a run resumes, so take those of the current settings.
+        state.compute_steps(args, state.max_steps)
+        # A checkpoint of transformers overwrites the entry of each callback, and fails without one. A saved state has
+        # no entries, because callbacks may change, too, when a run resumes.
+        state.stateful_callbacks = TrainerState(stateful_callbacks=self._trainer.stateful_callbacks).stateful_callbacks
+        self._keeper.on_train_begin(self._trainer)
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        self._keeper.on_epoch_begin(self._trainer)
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        self._keeper.on_pre_optimizer_step()
+
+
+class TaskSampler(RepeatSampler):
+    """TRL's order of tasks, of which later steps can be read without drawing them."""
+
+    @classmethod
+    def from_sampler(cls, sampler: RepeatSampler) -> "TaskSampler":
+        """Return a `TaskSampler` with the settings of `sampler`."""
+        own = (sampler.data_source, sampler.mini_repeat_count, sampler.batch_size, sampler.repeat_count)
+        return cls(*own, sampler.shuffle, sampler.seed)
+
+    def __iter__(self) -> Iterator[int]:
+        # `iterate_upcoming` repeats the epoch from this state of the generator.
+        self._epoch = self.generator.get_state()
+        epoch: Iterator[int] = super().__iter__()
+        return epoch
+
+    def iterate_upcoming(self, done: int) -> Iterator[list[int]]:
+        """Return an endless iterator over the dataset rows of each step's rollouts, starting after `done` steps.
+
+        The call must come within the epoch of the first of these steps.
+        """
+        # A copy draws, so that the generator of this sampler does not advance.
+        later = copy(self)
+        later.generator = torch.Generator()
+        later.generator.set_state(self._epoch)
+        return islice(later._iterate_steps(), done % (self.num_samples // self.batch_size), None)
+
+    def _iterate_steps(self) -> Iterator[list[int]]:
+        # TRL repeats each batch `repeat_count` times for its updates; one of them is enough here.
+        size = self.batch_size * self.mini_repeat_count
+        while True:
+            epoch = list(self)
+            for at in range(0, len(epoch), size * self.repeat_count):
+                yield epoch[at : at + size]
+
+
+class ResumableGRPOTrainer(GRPOTrainer):
+    """TRL's trainer with an optional checkpoint manager."""
+
+    checkpoint_manager: CheckpointManager | None = None
+    """Checkpoint manager. None means that the run is not saved."""
+    task_sampler: TaskSampler
+    """Order of the tasks. Its random generator continues from epoch to epoch."""
+
+    @property
+    def steps_done(self) -> int:
+        """Number of finished steps; each takes `optimizer_steps_per_step` optimizer steps."""
+        done: int = self.state.global_step // self.optimizer_steps_per_step
+        return done
+
+    @property
+    def stateful_callbacks(self) -> list[object]:
+        """Callbacks whose states transformers writes into its checkpoints."""
+        return [one for one in (*self.callback_handler.callbacks, self.control) if isinstance(one, ExportableState)]
+
+    @property
+    def optimizer_steps_per_step(self) -> int:
+        """Optimizer steps per batch of rollouts."""
+        passes: int = self.args.steps_per_generation * self.num_iterations // self.args.gradient_accumulation_steps
+        return max(1, passes)
+
+    def attach_checkpoints(
+        self, keeper: CheckpointManager, parts: Mapping[str, object], tell: Callable[[str], None]
+    ) -> None:
+        """Attach a checkpoint manager: it saves the trainer with all stateful `parts`, and restores a resumed run.
+
+        Under FSDP, the main process saves whole weights. Under DeepSpeed, nothing is saved and a warning is reported,
+        because each process has only a part of the weights.
+
+        Raises:
+            ConfigError: as `CheckpointManager.attach_trainer`.
+        """
+        if self.is_deepspeed_enabled:
+            tell("no states are saved, so the run cannot be resumed: each process has a part of the weights alone")
+            return
+        keeper.attach_trainer(self, parts)
+        self.checkpoint_manager = keeper
+        self.add_callback(CheckpointCallback(keeper, self))
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Create the accelerator as transformers does, with FSDP if it is requested."""
+        super().create_accelerator_and_postprocess()
+        enable_fsdp(self.accelerator)
+        self.is_fsdp_enabled = getattr(self.accelerator.state, "fsdp_plugin", None) is not None
+
+    def _prepare_for_training(self, *args: object, **kwargs: object) -> object:
+        """Prepare the model as transformers does, and check that FSDP has sharded it.
+
+        Raises:
+            ConfigError: FSDP is requested, and the model is not sharded.
+        """
+        prepared: object = super()._prepare_for_training(*args, **kwargs)
+        check_model_sharded(self.model)
+        return prepared
+
+    def _get_train_sampler(self, dataset: object = None) -> TaskSampler:
+        self.task_sampler = TaskSampler.from_sampler(super()._get_train_sampler(dataset))
+        return self.task_sampler
+
+    def _maybe_log_save_evaluate(self, *args: object, **kwargs: object) -> None:
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        if self.checkpoint_manager is not None:
+            self.checkpoint_manager.on_step_end(self)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model as TRL does, with a one-line error if the system refuses the write.
+
+        Raises:
+            ConfigError: the model cannot be written.
+        """
+        with catch_os_errors("folder", Path(output_dir or self.args.output_dir), "the model", ", then --resume"):
+            super().save_model(output_dir, _internal_call)
+
+    def _save_checkpoint(self, *args: object, **kwargs: object) -> None:
+        with catch_os_errors("folder", Path(self.args.output_dir), "a checkpoint", ", then --resume"):
+            super()._save_checkpoint(*args, **kwargs)
+
+    def _load_from_checkpoint(self, folder: str, model: object = None) -> None:
+        assert self.checkpoint_manager is not None
+        self.checkpoint_manager.load_model_state(self)
+
+    def _load_optimizer_and_scheduler(self, folder: str | None) -> None:
+        if folder is not None and self.checkpoint_manager is not None:
+            self.checkpoint_manager.load_optimizer_state(self)
+
+    def _load_rng_state(self, folder: str | None) -> None:
+        if folder is not None and self.checkpoint_manager is not None:
+            self.checkpoint_manager.load_rng_state(self)
+
+    def train_or_resume(self) -> None:
+        """Train to the end, from the beginning or from the state of the checkpoint manager.
+
+        Raises:
+            ConfigError: a state could not be written.
+        """
+        keeper = self.checkpoint_manager
+        if keeper is None:
+            self.train()
+            return
+        state = keeper.state
+        try:
+            # The saved run has finished training, so only its weights are loaded.
+            if state is not None and state.policy_step >= self.args.max_steps:
+                keeper.load_model_state(self)
+                return
+            self.train(resume_from_checkpoint=None if state is None else str(state.folder))
+            keeper.wait()
+        except BaseException:
+            keeper.save_on_exit(self)
+            raise

@@ -1,0 +1,383 @@
+"""Prefix sharing in the update, used only as long as checks find that it changes nothing.
+
+`PrefixSharing` checks a model when training begins, on the rollouts of its first step, and when rollouts get much
+longer. A check compares the log probabilities and gradients of a tree with those of plain rows, in the number format of
+the model. The tolerance comes from plain rows: one row per pass is compared with several rows per pass. In bfloat16
+this tolerance means little. Passes with the same kernels round alike, and a tree rounds differently, so rounding can
+hide a mistake. A model with float32 weights is therefore compared in float32 as well.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel
+
+from repl_rl.trainer.forward_pass import (
+    BatchLayout,
+    PrefixSharingStats,
+    TokenScores,
+    max_over_processes,
+    split_into_trees,
+)
+from repl_rl.trainer.prefix_tree import NAME, PrefixTree, TokenIds, count_common_prefix
+
+TIMES = 5.0
+"""Largest allowed ratio of the distance between trees and rows to the distance between rows and rows."""
+FLOORS = {torch.float16: (0.04, 0.01), torch.bfloat16: (0.3, 0.05)}
+FLOOR = (1e-4, 1e-4)
+"""Distances that are always allowed, per number format: log probability in nats, and gradient relative to its norm.
+
+In float32, the smallest distance seen with an unsuitable model is 3e-4 nats. Both limits are equal there. A logit error
+of d changes 1 - p, for a probability p, by a relative d, and with it the gradient.
+
+In bfloat16, tokens of which the bundled policy is sure differ by up to 0.3 nats between any two ways to compute them
+(docs/gpu.md: sampler and trainer). float16 has three more binary digits. A tree's gradient is rounded once, and the
+gradients of rows are rounded once each. So the two gradients differ by a hundredth in bfloat16 without a mistake.
+"""
+_MAX_COMPARED_WEIGHTS = 2**24
+"""Largest number of weights whose gradients are compared; the smallest tensors of all layers come first."""
+FORBIDDEN = -1e20
+"""Log probabilities below this one, in nats, belong to ids that are never sampled; their rounding is irrelevant."""
+
+_ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
+"""Kinds of layers in which a token depends on earlier tokens by attention alone."""
+_BRANCH_MARGIN = 128
+"""Tokens before and after the branch point of rows whose gradients are compared in a step."""
+_MAX_GRADIENT_ROWS = 3
+"""Number of rows whose gradients are compared in a step."""
+
+Autocast = Callable[[], AbstractContextManager[None]]
+ScoreRowsFn = Callable[[Tensor, int, PrefixSharingStats | None], TokenScores]
+"""Function that scores rows of a step, by their numbers, tokens per pass, and a tally if they share prefixes."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixDeviation:
+    """Distance of a tree, and of several rows per pass, from one row per pass."""
+
+    quantity: str
+    """Quantity that is compared, a log probability or a gradient, as the start of a message."""
+    tree_distance: float
+    """Distance of the tree from one row per pass."""
+    row_distance: float
+    """Distance of several rows per pass from one row per pass."""
+    floor: float
+    """Distance that is always allowed."""
+
+    @property
+    def tolerance(self) -> float:
+        """Largest allowed distance of the tree."""
+        return max(self.floor, TIMES * self.row_distance)
+
+    @property
+    def problem(self) -> str | None:
+        """Error message if the tree is further away than allowed, or None."""
+        if self.tree_distance <= self.tolerance:
+            return None
+        return f"{self.quantity} {self.tree_distance:.2g} differently with them (tolerance {self.tolerance:.2g})"
+
+
+class PrefixSharing:
+    """Decision of one run on prefix sharing, with its checks."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        """The warning callback receives a line if prefixes are not shared because a model does not fit."""
+        self.stats = PrefixSharingStats()
+        """Token counts of the first scoring of the current step."""
+        self.disabled = False
+        """True if each row is scored whole from now on."""
+        self._tell = tell
+        self._warning = ""
+        # Tokens of the longest row that was checked.
+        self._checked = 0
+        self._bare: PreTrainedModel | None = None
+
+    def install_attention(self, model: PreTrainedModel) -> None:
+        """Set tree attention in `model`, if it fits; call this before the model is copied, wrapped or sharded."""
+        why = find_unsupported_feature(model)
+        if why is None:
+            model.set_attn_implementation(NAME)
+        else:
+            self._disable(model, why)
+
+    @torch.no_grad()
+    def check_model(self, model: PreTrainedModel, autocast: Autocast) -> None:
+        """Check log probabilities and gradients of `model`, after `install_scoring_forward`, on a small tree."""
+        self._bare = model
+        if self.disabled:
+            return
+        rows = _build_example_rows(model)
+        scored = [torch.arange(len(row)) > 0 for row in rows]
+        # Weights in float32 are checked in float32 first: rounding in a lower format would hide a mistake.
+        exact = [nullcontext] if model.dtype is not get_compute_dtype(model, autocast) else []
+        for how in (*exact, autocast):
+            if not self.disabled:
+                self._disable_if_wrong(model, self._compare(model, rows, scored, how))
+
+    @torch.no_grad()
+    def verify_batch(
+        self,
+        score: ScoreRowsFn,
+        batch: tuple[Tensor, Tensor, Tensor],
+        learning: Tensor,
+        tokens: int,
+        autocast: Autocast,
+    ) -> None:
+        """Check this step's longest tree, if it is the first one or more than twice as long as all checked ones.
+
+        All processes call this together; a failed check of one process turns sharing off in all.
+
+        Args:
+            score: scores rows of the step.
+            batch: ids, attention and scored tokens of the step, as `compute_logprobs` takes them.
+            learning: (B,) bool, the rows that the loss depends on; they are scored separately from the others.
+            tokens: approximate number of tokens per pass.
+            autocast: gives the number format of a forward pass.
+        """
+        self.stats = PrefixSharingStats()
+        model = self._bare
+        assert model is not None
+        laid = BatchLayout.from_batch(*batch)
+        longer = not self.disabled and int(laid.row_lengths.max()) > 2 * self._checked
+        # Rows that the loss depends on are scored apart from the others, so no tree holds rows of both.
+        sets = (learning, ~learning) if longer else ()
+        length, members = max(
+            (_find_longest_tree(laid, rows.nonzero()[:, 0], tokens) for rows in sets), default=(0, [])
+        )
+        # If one process checks, all do, because scoring is collective.
+        if not max_over_processes(int(length > 2 * self._checked), laid.ids.device):
+            return
+        rows = torch.tensor(members, dtype=torch.long, device=laid.ids.device)
+        # At least two rows per pass: the tolerance is their distance from one row per pass.
+        single, several = score(rows, 1, None), score(rows, max(tokens, 2 * length), None)
+        shared = score(rows, tokens, PrefixSharingStats())
+        found = [
+            compare_logprobs(
+                single.logprobs, shared.logprobs, several.logprobs, get_deviation_floors(model, autocast)[0]
+            )
+        ]
+        # Gradients are compared only if this process has all weights.
+        if members and not any(isinstance(weight, DTensor) for weight in model.parameters()):
+            found += self._compare(model, *_cut_around_branches(laid, rows[:_MAX_GRADIENT_ROWS]), autocast)
+        self._checked = max(self._checked, length)
+        self._disable_if_wrong(model, found)
+        if max_over_processes(int(self.disabled), laid.ids.device) and not self.disabled:
+            self._disable(model, "another process found that it does not fit")
+
+    def metrics(self, accelerator: Accelerator) -> dict[str, float]:
+        """Return metrics under their names in `metrics.jsonl`, over all processes, which call this together."""
+        counts = torch.tensor(
+            [[self.stats.rows, self.stats.tree_tokens, self.stats.shared_tokens]], device=accelerator.device
+        )
+        rows, in_trees, shared = accelerator.gather(counts).sum(dim=0).tolist()
+        return {"token_ratio": rows / in_trees if in_trees else 1.0, "shared_tokens": shared / max(rows, 1)}
+
+    def state_dict(self) -> str:
+        """Return the results of all checks so far, as JSON."""
+        return json.dumps({"told": self._warning, "checked": self._checked})
+
+    def load_state_dict(self, memory: str) -> None:
+        """Restore the state that `state_dict` returned."""
+        found = json.loads(memory)
+        self._checked = found["checked"]
+        if found["told"] and not self.disabled:
+            self._warn_once(found["told"])
+
+    def _compare(
+        self, model: PreTrainedModel, rows: list[list[int]], scored: list[Tensor], autocast: Autocast
+    ) -> list[PrefixDeviation]:
+        """Compare a tree with its rows. If the model fails on the tree, disable sharing and return no distances."""
+        try:
+            return compare_tree_with_rows(model, rows, scored, autocast)
+        except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+            self._disable(model, f"it does not take a tree: {str(error).partition(chr(10))[0] or repr(error)}")
+            return []
+
+    def _disable_if_wrong(self, model: PreTrainedModel, found: Sequence[PrefixDeviation]) -> None:
+        wrong = next((one.problem for one in found if one.problem is not None), None)
+        if wrong is not None and not self.disabled:
+            self._disable(model, wrong)
+
+    def _disable(self, model: PreTrainedModel, why: str) -> None:
+        self._warn_once(f"shared prefixes off: {model.config.model_type}: {why}; each row is scored whole")
+
+    def _warn_once(self, what: str) -> None:
+        self.disabled, self._warning = True, what
+        self._tell(what)
+
+
+def find_unsupported_feature(model: PreTrainedModel) -> str | None:
+    """Return a reason that a model does not fit trees, or None if no reason is known."""
+    # Layers with a running state would carry it from one segment of a tree into the next.
+    text = model.config.get_text_config()
+    strange = sorted(set(getattr(text, "layer_types", None) or ()) - _ATTENTION_LAYERS)
+    if strange:
+        return f"it has layers of {', '.join(strange)}"
+    how = str(text._attn_implementation)
+    if how not in ("sdpa", NAME):
+        return f"its attention is {how}, and trees take sdpa"
+    if not model._can_set_attn_implementation():
+        return "its attention cannot be replaced"
+    # Dropout draws once per token of the tree, and plain rows draw once per row.
+    for module in model.modules():
+        share = module.p if isinstance(module, nn.Dropout) else getattr(module, "attention_dropout", 0.0)
+        if isinstance(share, float) and share > 0:
+            return "it drops out at random, and rows would share what is drawn"
+    return None
+
+
+def _build_example_rows(model: PreTrainedModel) -> list[list[int]]:
+    """Return three rows with two branch points, of tokens that the policy may sample."""
+    head = model.get_output_embeddings()
+    bias = getattr(head, "bias", None)
+    count = model.config.get_text_config().vocab_size
+    allowed = torch.arange(count) if bias is None else (bias.detach().cpu()[:count] > FORBIDDEN).nonzero()[:, 0]
+    # A fixed seed: every run and every process checks the same rows.
+    drawn = allowed[torch.randint(len(allowed), (72,), generator=torch.Generator("cpu").manual_seed(0))].tolist()
+    root, stem, *leaves = (drawn[a:b] for a, b in pairwise((0, 16, 32, 40, 52, 72)))
+    return [[*root, *stem, *leaves[0]], [*root, *stem, *leaves[1]], [*root, *leaves[2]]]
+
+
+def _find_longest_tree(laid: BatchLayout, rows: Tensor, tokens: int) -> tuple[int, list[int]]:
+    """Return the length of the longest row in any tree, and the rows of that tree; without trees, 0 and no rows."""
+    found, _ = split_into_trees(laid, rows, tokens, PrefixSharingStats())
+    return max(((max(map(len, tree.row_positions)), members) for tree, members in found), default=(0, []))
+
+
+def _cut_around_branches(laid: BatchLayout, rows: Tensor) -> tuple[list[list[int]], list[Tensor]]:
+    """Return the ids of rows around their branch point, and the scored tokens among them."""
+    texts, firsts = laid.get_row_ids(rows), laid.first_column[rows].tolist()
+    # Keep a margin on both sides of the first branch point, so that the comparison stays cheap.
+    parting = min((count_common_prefix(one, other) for one, other in pairwise(texts)), default=len(texts[0]))
+    begin = max(0, parting - _BRANCH_MARGIN)
+    cut = [text[begin : parting + _BRANCH_MARGIN] for text in texts]
+    marks = []
+    for row, first, text in zip(rows.tolist(), firsts, cut, strict=True):
+        mine = laid.sampled_mask[row, first + begin : first + begin + len(text)].cpu().clone()
+        # The token that predicts the first one is cut off.
+        mine[:1] = False
+        marks.append(mine)
+    return cut, marks
+
+
+def compare_tree_with_rows(
+    model: PreTrainedModel, rows: Sequence[TokenIds], scored: Sequence[Tensor], autocast: Autocast = nullcontext
+) -> list[PrefixDeviation]:
+    """Return the distances of log probabilities and gradients between a tree of `rows` and the rows themselves.
+
+    Args:
+        model: the model after `install_scoring_forward`, not wrapped.
+        rows: rows of at least two tokens.
+        scored: one (tokens,) bool tensor on the CPU per row, True at scored tokens; never True at the first one.
+    """
+    here = model.device
+    # One row per pass is the reference for both other layouts.
+    one_a_pass = [_ForwardInput.from_rows([row], [marks], here) for row, marks in zip(rows, scored, strict=True)]
+    single, gradient = _compute_logprobs_and_gradient(model, one_a_pass, autocast)
+    several, of_several = _compute_logprobs_and_gradient(model, [_ForwardInput.from_rows(rows, scored, here)], autocast)
+    shared, of_shared = _compute_logprobs_and_gradient(model, [_ForwardInput.from_tree(rows, scored, here)], autocast)
+    size = max(float(gradient.norm()), 1e-30)
+    of_trees, of_rows = (float((one - gradient).norm()) / size for one in (of_shared, of_several))
+    of_gradient = PrefixDeviation("its gradient is", of_trees, of_rows, get_deviation_floors(model, autocast)[1])
+    return [compare_logprobs(single, shared, several, get_deviation_floors(model, autocast)[0]), of_gradient]
+
+
+def compare_logprobs(single: Tensor, shared: Tensor, several: Tensor, floor: float) -> PrefixDeviation:
+    """Return the distances of trees (`shared`) and of `several` rows per pass from one row per pass (`single`), nats.
+
+    `floor` is the first value of `get_deviation_floors`.
+    """
+    # Ids that are never sampled are left out.
+    allowed = single > FORBIDDEN
+    of_trees, of_rows = (
+        float((one - single)[allowed].abs().max()) if allowed.any() else 0.0 for one in (shared, several)
+    )
+    return PrefixDeviation("it scores a token, in nats,", of_trees, of_rows, floor)
+
+
+def get_deviation_floors(model: PreTrainedModel, autocast: Autocast) -> tuple[float, float]:
+    """Return the distances that are always allowed in the current number format: nats, and relative gradient."""
+    return FLOORS.get(get_compute_dtype(model, autocast), FLOOR)
+
+
+def get_compute_dtype(model: PreTrainedModel, autocast: Autocast) -> torch.dtype:
+    """Return the number format of the computation: that of autocast, or else that of the weights."""
+    with autocast():
+        kind = model.device.type
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class _ForwardInput:
+    """Rows that go through a model in one pass."""
+
+    ids: Tensor
+    scored_marks: Tensor
+    positions: Tensor | None
+    tree: PrefixTree | None
+    scored_order: Tensor
+    """(N,), index of each scored token of the rows, row by row, in the model's output."""
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[TokenIds], scored: Sequence[Tensor], device: torch.device) -> "_ForwardInput":
+        """Build a pass over plain rows, padded on the right."""
+        ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(device)
+        marks = pad_sequence(list(scored), batch_first=True).to(device)
+        return cls(ids, marks, None, None, torch.arange(int(marks.sum()), device=device))
+
+    @classmethod
+    def from_tree(cls, rows: Sequence[TokenIds], scored: Sequence[Tensor], device: torch.device) -> "_ForwardInput":
+        """Build a pass over the tree of the rows."""
+        tree = PrefixTree.build(rows, device)
+        marks, which = tree.map_row_marks(scored)
+        return cls(tree.ids, marks, tree.positions, tree, which)
+
+
+def _compute_logprobs_and_gradient(
+    model: PreTrainedModel, calls: Sequence[_ForwardInput], autocast: Autocast
+) -> tuple[Tensor, Tensor]:
+    """Return log probabilities, (N,), nats, and the gradient of their weighted sum for some of the model's weights.
+
+    The model keeps no gradients. It is called without its wrapper, which would wait for the gradients of its weights.
+    """
+    weights = _select_compared_weights(model)
+    logprobs: list[Tensor] = []
+    total = torch.zeros(sum(weight.numel() for weight in weights), device=model.device)
+    every = sum(len(call.scored_order) for call in calls)
+    # All shares are positive. With both signs, equal rows would cancel out and leave only rounding.
+    shares = torch.linspace(1, 2, every, device=model.device)
+    for call in calls:
+        with torch.enable_grad():
+            with autocast():
+                scored, _ = model(
+                    input_ids=call.ids, sampled=call.scored_marks, position_ids=call.positions, tree=call.tree
+                )
+            mine = scored.float()[call.scored_order]
+            begun = sum(len(one) for one in logprobs)
+            loss = (mine * shares[begun : begun + len(mine)]).sum()
+        logprobs.append(mine.detach())
+        if weights:
+            found = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
+            total += torch.cat([one.float().flatten() for one in found])
+    return torch.cat(logprobs), total
+
+
+def _select_compared_weights(model: PreTrainedModel) -> list[Tensor]:
+    """Return the trained tensors whose gradients are compared: the smallest ones, and at least one."""
+    trained = sorted(
+        (weight for weight in model.parameters() if weight.requires_grad), key=lambda weight: weight.numel()
+    )
+    sizes = accumulate(weight.numel() for weight in trained)
+    return [
+        weight
+        for weight, size in zip(trained, sizes, strict=True)
+        if size <= _MAX_COMPARED_WEIGHTS or weight is trained[0]
+    ]
