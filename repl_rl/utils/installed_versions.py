@@ -77,7 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("run `python -m repl_rl.utils.installed_versions --fix` to uninstall them")
         return 1
     uninstall = [sys.executable, "-P", "-m", "pip", "uninstall", "--yes", "--quiet", *broken]
-    return subprocess.run(uninstall, check=False).returncode
+    code = subprocess.run(uninstall, check=False).returncode
+    print("uninstalled; nothing here needs them" if code == 0 else "pip did not uninstall them")
+    return code
 
 
 if __name__ == "__main__":
