@@ -198,7 +198,7 @@ def test_the_limit_of_output_holds_for_bytes_that_are_not_text(kind: str, size: 
 @served_kinds
 def test_an_answer_that_a_line_puts_past_the_limit_is_a_fault(kind: str) -> None:
     async def body(session: SandboxSession) -> None:
-        result = await session.push("submit_final_answer.__closure__[0].cell_contents.answer = 'x' * 900_000")
+        result = await session.push("submit_final_answer.__closure__[0].cell_contents.final_answer = 'x' * 900_000")
         assert (result.status, result.answer) == (LineStatus.SANDBOX_FAULT, None)
         assert session.ended
 
