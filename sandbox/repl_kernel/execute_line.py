@@ -25,7 +25,7 @@ def create_main_module() -> types.ModuleType:
 
 
 class ReplConsole(code.InteractiveConsole):
-    """Reference console. `outcome` is the result of the last cell, and `final_answer` is the first final answer."""
+    """Reference console. `cell_status` is the result of the last cell, and `final_answer` is the first final answer."""
 
     hidden_file_prefixes: tuple[str, ...] = (os.path.dirname(__file__) + os.sep,)
     """Prefixes of the paths of files whose frames no traceback shows."""

@@ -441,7 +441,7 @@ def test_to_keep_keys_over_a_sync_is_refused_where_no_rollout_is_under_way_in_on
 
 
 def test_a_source_that_cannot_play_ahead_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"trainer\.ahead .* no `begin`; leave it at 0"):
+    with pytest.raises(ConfigError, match=r"trainer\.ahead .* no `start_rollouts`; leave it at 0"):
         run_training(tiny_model(), tiny_tokenizer(), IDS, SampledSource(tiny_model()), CONFIG, tmp_path, ignore)
 
 

@@ -206,7 +206,7 @@ class Counting(SampledSource):
     """A source with figures of its own, and tasks."""
 
     @property
-    def make_tasks(self) -> dict[str, float]:
+    def tasks(self) -> dict[str, float]:
         return dict.fromkeys(TASKS, 0.25)
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
