@@ -33,7 +33,7 @@ def test_toys_are_in_the_help_with_their_options(verb: str, capsys: pytest.Captu
     with pytest.raises(SystemExit):
         main([verb, "--help"])
     told = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "unsafe (isolates nothing: only for lines that you would run yourself), playpen (polite processes)." in told
+    assert "nodes (machines of a Ray cluster, for lines that compute), playpen (polite processes)." in told
     assert "transformers (needs no vLLM), abacus (arithmetic)." in told
 
 

@@ -6,22 +6,16 @@ A check is a function of `gpu_checks` that takes a `Place`. Its device is the on
 the tests, which run the same functions on the CPU. It returns figures, or raises. A check that hangs is killed with all
 processes that it started.
 
-Process of one check of `gpu`: `python -m repl_rl.lab.doctor_gpu FUNCTION DEVICE OPTIONS FOLDER`.
-
-It starts the check after reading `GO` and the end of its standard input. It writes the verdict, the reason and the
-figures to a JSON file in the folder.
+`run_gpu_check` is the process of one check.
 """
 
-import importlib
 import json
-import logging
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -31,8 +25,7 @@ from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 
-from repl_rl.errors import SandboxUnavailable
-from repl_rl.utils.atomic_files import Json, write_text_atomically
+from repl_rl.utils.atomic_files import Json
 from repl_rl.utils.processes import VARIABLES, kill_processes, list_descendants
 
 BUDGET_S = 870.0
@@ -43,7 +36,7 @@ AHEAD = 3
 """Number of processes that import in advance while one check runs; the imports take 20 s each."""
 GO = b"go"
 """Message that starts a waiting process."""
-CHILD = "repl_rl.lab.doctor_gpu"
+CHILD = "repl_rl.lab.run_gpu_check"
 Figures = Mapping[str, Json]
 Tell = Callable[[Sequence["Row"]], None]
 
@@ -276,35 +269,3 @@ def _environment(device: str) -> dict[str, str]:
     # `device` counts among the GPUs that this process may see.
     mine = "" if kind == "cpu" else seen[index] if seen else str(index)
     return {**kept, "CUDA_VISIBLE_DEVICES": mine}
-
-
-def main(argv: Sequence[str]) -> None:
-    """Run one check; the module docstring describes the arguments."""
-    function, device, options, folder = argv
-    logging.basicConfig(level=logging.WARNING)
-    figures: Figures = {}
-    try:
-        # Import while earlier checks still run, then wait for the signal to start.
-        module, _, name = function.partition(":")
-        check = getattr(importlib.import_module(module), name)
-        if sys.stdin.buffer.read() != GO:
-            # The parent process has died.
-            return
-        figures = check(Place(device, Path(folder) / "place"), **json.loads(options))
-        verdict, why = Verdict.PASSED, ""
-    except (NotRun, SandboxUnavailable) as missing:
-        verdict, why = Verdict.NOT_RUN, _line(missing)
-    # Any error is a result of the check.
-    except Exception as error:
-        traceback.print_exc()
-        verdict, why = Verdict.FAILED, f"{type(error).__name__}: {_line(error)}"
-    told = {"verdict": verdict, "why": why, "figures": figures}
-    write_text_atomically(Path(folder) / "told.json", json.dumps(told))
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:600]
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -136,7 +136,7 @@ from repl_kernel import workspace_setup
 try:
     workspace_setup.build_workspace({json.dumps(said).encode()!r})
 except workspace_setup.WorkspaceRefused as refused:
-    print(refused.place, refused.value, refused, sep="; ", end="")
+    print(refused.location, refused.value, refused, sep="; ", end="")
 assert signal.getsignal(signal.SIGXCPU) is signal.SIG_DFL
 """
     done = subprocess.run(
