@@ -184,7 +184,7 @@ def test_the_filters_of_both_machines_and_of_docker_refuse_the_same_arguments(ma
     assert {*profile[0]["names"]} == {*ours["list_denied_calls"]()} - needed
     pair = next(rule for rule in profile if rule["names"] == ["socketpair"])
     assert pair["args"] == [{"index": 0, "value": 1, "op": "SCMP_CMP_NE"}]
-    code = ours["program"](machine)
+    code = ours["build_filter"](machine)
     refused, allowed = 0x50001, 0x7FFF0000
     for name, argument, value in here:
         number = refusals[name][0][machine]
