@@ -26,7 +26,7 @@ class Overdue:
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a fork server
 request = linux_namespaces.ConsoleRequest(uid=0, cpu_s=60, memory_mb=256, output_bytes=4096, processes=8, open_files=64,
                         disk_mb=16, inodes=64)
-place = timeout_supervisor.ConsoleFolders({folder!r}, {folder!r}, temporary=False)
+place = timeout_supervisor.ConsoleFolders({folder!r}, {folder!r}, is_temporary=False)
 kernel = ReplKernel()
 capture = linux_namespaces.open_capture(request, place, isolated=False)
 linux_namespaces.become_console(
