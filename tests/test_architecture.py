@@ -117,6 +117,24 @@ def test_the_training_verb_answers_a_mistake_before_it_imports_trl_or_a_model() 
     assert done.stdout.strip() == "[]"
 
 
+def test_verbs_need_no_package_of_an_extra() -> None:
+    verbs = ", ".join(f"repl_rl.cli.{verb}" for verb in sorted(set(VERBS) - {"bench"}))
+    extras = (
+        "anywidget",
+        "fastapi",
+        "jupyter_kernel_client",
+        "peft",
+        "ray",
+        "starlette",
+        "uvicorn",
+        "verifiers",
+        "vllm",
+    )
+    code = f"import sys; sys.modules.update(dict.fromkeys({extras!r})); import {verbs}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_every_public_name_can_be_imported() -> None:
     import repl_rl
 

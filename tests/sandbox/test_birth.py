@@ -32,7 +32,7 @@ capture = linux_namespaces.open_capture(request, place, isolated=False)
 linux_namespaces.become_console(
     kernel, request, {key!r}.encode(), Overdue(), capture, place, isolated=False, prepared=None
 )
-kernel.serve()
+kernel.run_loop()
 """
 """A console without namespaces, started without a fork server."""
 

@@ -25,7 +25,8 @@ from repl_rl.sandbox.conformance import (
     run_suite,
 )
 from repl_rl.sandbox.conformance.limits_and_workspaces import FixtureWorkspace
-from repl_rl.sandbox.jupyter_gateway.gateway_console import TOKEN, URL, GatewayAddress, GatewayKernels, KernelWebSocket
+from repl_rl.sandbox.jupyter_gateway.gateway_address import TOKEN, URL, GatewayAddress
+from repl_rl.sandbox.jupyter_gateway.gateway_console import GatewayKernels, KernelWebSocket
 from repl_rl.trajectory.trajectory import LineStatus
 from tests.processes import wait_for
 from tests.sandbox.servers import KERNEL_GATEWAY, OURS, SEALED, SERVER, STOCK, Server, free_port, server

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from repl_rl.errors import SandboxUnavailable
 from repl_rl.sandbox.base import Sandbox, SandboxConfig, SandboxOptions
-from repl_rl.sandbox.jupyter_gateway.gateway_console import GatewayAddress
+from repl_rl.sandbox.jupyter_gateway.gateway_address import GatewayAddress
 
 _CLIENT = "jupyter_kernel_client"
 

@@ -1,6 +1,5 @@
 """Host side of the `gateway` sandbox: consoles behind the kernels of one Jupyter server, leased from a pool.
 
-- the address of the server, from the variables that Jupyter's own gateway client reads; no run stores them
 - the host end of the process that owns a run's kernels
 - the websocket to one kernel, through Jupyter's own client
 - the console behind a kernel
@@ -16,10 +15,8 @@ import io
 import itertools
 import json
 import logging
-import os
 import sys
 import time
-import urllib.parse
 import zipfile
 import zlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -37,6 +34,7 @@ from repl_rl.errors import ConfigError, SandboxFault, SandboxLost, SandboxUnavai
 from repl_rl.sandbox.base import INODES, OPEN_FILES, HostCallHandler, Limits, LineResult, SandboxOptions, validate_line
 from repl_rl.sandbox.console_pool import PATIENCE_S, ConsolePool
 from repl_rl.sandbox.jupyter_backend import NAME
+from repl_rl.sandbox.jupyter_gateway.gateway_address import TOKEN, URL, GatewayAddress
 from repl_rl.sandbox.line_status import (
     MalformedReply,
     PendingCell,
@@ -52,8 +50,6 @@ from repl_rl.utils.package_data import find_asset
 log = logging.getLogger(__name__)
 Content: TypeAlias = Mapping[str, object]
 
-URL, TOKEN = "JUPYTER_GATEWAY_URL", "JUPYTER_GATEWAY_AUTH_TOKEN"
-"""Variables with the address of the server and its token."""
 _OWNER = Path(__file__).with_name("kernel_lifetime.py")
 """Program that owns the kernels."""
 _LINE_BYTES = 1 << 24
@@ -76,33 +72,6 @@ _WORKSPACE_BYTES = 4 << 20
 _TOO_LONG = b'{"error": "the call is longer than is allowed"}'
 _THREADS = 1024
 """Maximum lines that run at once. Each waits in a thread."""
-
-
-@dataclass(frozen=True, slots=True)
-class GatewayAddress:
-    """Address of a server, and the name of one of its kernels."""
-
-    url: str
-    kernel: str
-    """Name of a kernelspec. Empty means ours if the server has it, else the server's default."""
-    token: str
-    """Token for the server. Empty means none."""
-
-    @classmethod
-    def from_environment(cls) -> Self:
-        """Return the address that the environment names.
-
-        Raises:
-            ConfigError: it names none, or the URL contains a token.
-        """
-        url = os.environ.get(URL, "")
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(URL, url, "set it to the address of a Jupyter server, such as http://host:8888")
-        if parts.query or parts.username or parts.password:
-            shown = parts._replace(query="...", netloc=parts.hostname).geturl()
-            raise ConfigError(URL, shown, f"put the token into {TOKEN} instead: addresses are shown in messages")
-        return cls(parts._replace(fragment="").geturl().rstrip("/"), parts.fragment, os.environ.get(TOKEN, ""))
 
 
 class _OwnerLine(TypedDict):
