@@ -59,7 +59,7 @@ KINDS: Mapping[str, _Kind] = {
 
 
 @asynccontextmanager
-async def opened(world: RolloutConfig, node: int) -> AsyncIterator[Rollouts]:
+async def open_worker_rollouts(world: RolloutConfig, node: int) -> AsyncIterator[Rollouts]:
     """The world on a node, which has not heard of the engine that costs nothing."""
     ENGINES.register(Writer)
     async with world.open_rollouts(0, node) as rollouts:
@@ -75,7 +75,7 @@ def _both(engine: str, effort: Effort, tasks: Sequence[Task]) -> Iterator[Mappin
     )
     choice = RayOptions("", 1, 0, False, 300.0)
     plan = build_worker_plan(world, choice)
-    plan = replace(plan, setup=replace(plan.setup, opener=pickle.dumps(partial(opened, world))))
+    plan = replace(plan, setup=replace(plan.setup, opener=pickle.dumps(partial(open_worker_rollouts, world))))
     with ExitStack() as stack:
         here = stack.enter_context(SyncRollouts(world.open_rollouts, by_id))
         cluster = stack.enter_context(open_ray_cluster(choice)).cluster
@@ -131,7 +131,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # a node looks for `opened` under the name of this file, not of the program
+    # a node looks for `open_worker_rollouts` under the name of this file, not of the program
     from benchmarks.actor import main as published
 
     published()

@@ -176,7 +176,7 @@ PATCHES = {
     "stdout": "what a terminal shows",
     "find_spec": "a package that is installed cannot be missing otherwise",
     "exchange_names": "a file system that exchanges no names is not at hand",
-    "columns": "which rows an update is made of is in no record of it",
+    "build_token_columns": "which rows an update is made of is in no record of it",
     "_sample_greedy": "vLLM cannot be made to lie",
     "APPLY_S": "a chat template without end is given five seconds of CPU time, which a test would sit out",
     "_CANCEL_S": "a sampler that hangs is given five seconds, which a test would sit out",

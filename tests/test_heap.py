@@ -1,4 +1,4 @@
-"""`machine/heap.py`: what was freed is there when it is wanted again."""
+"""`utils/hardware.py`: what was freed is there when it is wanted again."""
 
 import gc
 import subprocess

@@ -1,6 +1,9 @@
 """A sandbox and an engine of one's own are one file and one line, and are everywhere from then on."""
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +18,7 @@ from repl_rl.errors import ConfigError
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.sandbox import SANDBOXES, Docker, Local, open_sandbox
 from repl_rl.settings.argument_parser import dump_toml
+from tests.documents import ROOT
 from tests.engine.models import CONTEXT, bench
 from tests.toy_engine import Abacus
 from tests.toy_sandbox import Playpen
@@ -35,6 +39,23 @@ def test_toys_are_in_the_help_with_their_options(verb: str, capsys: pytest.Captu
     told = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "nodes (machines of a Ray cluster, for lines that compute), playpen (polite processes)." in told
     assert "transformers (needs no vLLM), abacus (arithmetic)." in told
+
+
+def test_installed_packages_declare_sandboxes_and_a_broken_one_is_named_and_left_out(tmp_path: Path) -> None:
+    info = tmp_path / "polite-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: polite\nVersion: 1.0\n")
+    declared = ("polite = tests.toy_sandbox:Playpen", "rude = no_such_module:Rude", "again = repl_rl.sandbox:Local")
+    (info / "entry_points.txt").write_text("\n".join(("[repl_rl.sandboxes]", *declared)))
+    code = "from repl_rl.sandbox import SANDBOXES; print(*SANDBOXES.entries)"
+    variables = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True)
+    names = done.stdout.split()
+    assert names[:4] == ["local", "docker", "gateway", "unsafe"]
+    assert sorted(names[4:]) == ["nodes", "playpen"]
+    assert "sandbox 'rude', declared by an installed package as no_such_module:Rude, cannot be used" in done.stderr
+    assert "sandbox 'again'" in done.stderr
+    assert "there is one of that name" in done.stderr
 
 
 def test_a_name_that_is_taken_is_refused() -> None:

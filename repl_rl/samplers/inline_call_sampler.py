@@ -17,9 +17,16 @@ from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.sampler_base import RolloutSampler
 from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.samplers.chat_format import build_opening_prompt, check_single_place, compile_single_group, fill_frame
-from repl_rl.samplers.tool_call_parsing import Toolbox, ToolCall, ToolFunction, ToolResult, compute_tool_metrics
+from repl_rl.samplers.tool_call_parsing import (
+    Toolbox,
+    ToolCall,
+    ToolFunction,
+    ToolResult,
+    compute_tool_metrics,
+    make_syntax_error,
+)
 from repl_rl.tasks import Task
-from repl_rl.trajectory.trajectory import Execution, LineEnd, LineStatus, Prompt, Trajectory
+from repl_rl.trajectory.trajectory import Execution, LineEnd, Prompt, Trajectory
 
 _MAX_CALL_CHARS = 8_192
 """Longest text to parse, characters."""
@@ -125,7 +132,7 @@ def parse_calls(text: str) -> list[ToolCall | ToolResult]:
     """
     text = text.strip()
     if len(text) > _MAX_CALL_CHARS:
-        return [_make_syntax_error(f"a call has at most {_MAX_CALL_CHARS} characters")]
+        return [make_syntax_error(f"a call has at most {_MAX_CALL_CHARS} characters")]
     # Python calls start with a name, JSON calls with a brace; a list may surround both.
     if text.lstrip("[ \n\t").startswith("{"):
         return _parse_json_calls(text)
@@ -133,19 +140,19 @@ def parse_calls(text: str) -> list[ToolCall | ToolResult]:
         # Parsed, never executed.
         node = ast.parse(text, mode="eval").body
     except SyntaxError as error:
-        return [_make_syntax_error(error.msg)]
+        return [make_syntax_error(error.msg)]
     except ValueError as error:
-        return [_make_syntax_error(str(error))]
+        return [make_syntax_error(str(error))]
     except (RecursionError, MemoryError):
-        return [_make_syntax_error("the call is nested too deeply")]
+        return [make_syntax_error("the call is nested too deeply")]
     many = node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
-    return [_parse_python_call(each) for each in many] or [_make_syntax_error(_PYTHON_FORM)]
+    return [_parse_python_call(each) for each in many] or [make_syntax_error(_PYTHON_FORM)]
 
 
 def parse_call(text: str) -> ToolCall | ToolResult:
     """Return the call in a text of the form `name(literal, key=literal)`. Several calls are a `syntax_error`."""
     found = parse_calls(text)
-    return found[0] if len(found) == 1 else _make_syntax_error("write one call")
+    return found[0] if len(found) == 1 else make_syntax_error("write one call")
 
 
 def _parse_python_call(node: ast.expr) -> ToolCall | ToolResult:
@@ -161,9 +168,9 @@ def _parse_python_call(node: ast.expr) -> ToolCall | ToolResult:
         args = tuple(ast.literal_eval(argument) for argument in node.args)
         kwargs = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
     except (ValueError, TypeError) as error:
-        return _make_syntax_error("arguments must be literals" if "malformed node" in str(error) else str(error))
+        return make_syntax_error("arguments must be literals" if "malformed node" in str(error) else str(error))
     except (RecursionError, MemoryError):
-        return _make_syntax_error("the call is nested too deeply")
+        return make_syntax_error("the call is nested too deeply")
     return ToolCall(node.func.id, args, kwargs)
 
 
@@ -172,7 +179,7 @@ def _parse_json_calls(text: str) -> list[ToolCall | ToolResult]:
     try:
         parsed: object = json.loads(text)
     except (ValueError, RecursionError) as error:
-        return [_make_syntax_error(f"the call is not JSON: {error}")]
+        return [make_syntax_error(f"the call is not JSON: {error}")]
     return [_parse_call_object(each) for each in (parsed if isinstance(parsed, list) else [parsed])]
 
 
@@ -182,12 +189,8 @@ def _parse_call_object(value: object) -> ToolCall | ToolResult:
     Llama 3 writes `parameters` instead of `arguments`; both are optional.
     """
     if not isinstance(value, Mapping):
-        return _make_syntax_error(_JSON_FORM)
+        return make_syntax_error(_JSON_FORM)
     name, arguments = value.get("name"), value.get("arguments", value.get("parameters", {}))
     if not isinstance(name, str) or not isinstance(arguments, Mapping):
-        return _make_syntax_error(_JSON_FORM)
+        return make_syntax_error(_JSON_FORM)
     return ToolCall(name, (), dict(arguments))
-
-
-def _make_syntax_error(message: str) -> ToolResult:
-    return ToolResult(LineStatus.SYNTAX_ERROR, f"SyntaxError: {message}")

@@ -206,7 +206,7 @@ def _make_template_parser(
                 continue
             calls = found.get("tool_calls") or []
             return [_parse_function_object(each) for each in (calls if isinstance(calls, list) else [calls])]
-        return [_make_syntax_error(f"the call cannot be read: {reason}")]
+        return [make_syntax_error(f"the call cannot be read: {reason}")]
 
     return parse
 
@@ -217,7 +217,7 @@ def _parse_function_object(value: object) -> ToolCall | ToolResult:
     name = function.get("name") if isinstance(function, dict) else None
     arguments = (function.get("arguments") or {}) if isinstance(function, dict) else None
     if not isinstance(name, str) or not isinstance(arguments, dict):
-        return _make_syntax_error("write the name of the tool, and its arguments by name")
+        return make_syntax_error("write the name of the tool, and its arguments by name")
     return ToolCall(name, (), arguments)
 
 
@@ -226,15 +226,16 @@ def _parse_call_body(body: str, key: str) -> ToolCall | ToolResult:
     try:
         record = json.loads(body)
     except (ValueError, RecursionError) as error:
-        return _make_syntax_error(f"the call is not JSON: {error}")
+        return make_syntax_error(f"the call is not JSON: {error}")
     name = record.get("name") if isinstance(record, dict) else None
     arguments = record.get(key, {}) if isinstance(record, dict) else None
     if not isinstance(name, str) or not isinstance(arguments, dict):
-        return _make_syntax_error(f'write {{"name": "...", "{key}": {{...}}}}')
+        return make_syntax_error(f'write {{"name": "...", "{key}": {{...}}}}')
     return ToolCall(name, (), arguments)
 
 
-def _make_syntax_error(message: str) -> ToolResult:
+def make_syntax_error(message: str) -> ToolResult:
+    """Return the result of a call that cannot be parsed."""
     return ToolResult(LineStatus.SYNTAX_ERROR, f"SyntaxError: {message}")
 
 

@@ -14,6 +14,7 @@
 import ast
 import importlib
 import inspect
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,7 @@ from repl_rl.deprecations import keeps_old_names, translate_function
 from repl_rl.errors import ConfigError, ReplRLError, UserCodeError
 from repl_rl.settings.value_bounds import check_value
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 _OPTION_TYPES: Mapping[object, tuple[type | UnionType, str]] = {
     bool: (bool, "true or false"),
@@ -68,7 +70,13 @@ class Registry(Generic[K]):
         """Kinds by name, in the order of the help: built-in ones first."""
         while self._unread_groups:
             for entry_point in entry_points(group=self._unread_groups.pop()):
-                self.register(entry_point.load())
+                try:
+                    self.register(entry_point.load())
+                # It is code of another package: a broken one must not keep users from the other kinds.
+                except Exception as error:
+                    message = "%s %r, declared by an installed package as %s, cannot be used: %s: %s"
+                    kind = type(error).__name__
+                    _log.warning(message, self.name, entry_point.name, entry_point.value, kind, error)
         return self._entries
 
     def register(self, kind: type[K]) -> None:

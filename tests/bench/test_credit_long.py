@@ -22,7 +22,7 @@ def shown(lines: tuple[str, ...]) -> str:
 def test_a_clean_demonstration_comes_to_the_answer_in_nine_to_eleven_lines() -> None:
     rng = random.Random(0)
     for _ in range(200):
-        one = long.drawn(rng)
+        one = long.draw_long_problem(rng)
         lines = long.clean_plan(one).lines
         assert shown(lines) == one.answer
         assert all(f"{line}" in one.question for line in one.setup)
@@ -33,7 +33,7 @@ def test_a_clean_demonstration_comes_to_the_answer_in_nine_to_eleven_lines() -> 
 def test_slips_are_silent_and_spoil_most_ends_but_not_all() -> None:
     rng, solved, silent = random.Random(0), 0, 0
     for _ in range(1000):
-        one = long.drawn(rng)
+        one = long.draw_long_problem(rng)
         found = shown(long.slipping_plan(one, rng).lines)
         solved, silent = solved + (found == one.answer), silent + (found != "")
     assert 0.05 < solved / 1000 < 0.25

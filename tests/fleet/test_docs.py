@@ -121,7 +121,7 @@ def test_the_manifest_has_one_token_for_all_no_node_beside_the_trainer_and_a_vol
     assert values["RAY_AUTH_MODE"]["value"] == "token"
     secret = values["RAY_AUTH_TOKEN"]["valueFrom"]["secretKeyRef"]
     assert f"create secret generic {secret['name']} --from-literal={secret['key']}=" in " ".join(PAGE.split())
-    # Machines without CPUs are no seats (`machine/actors.py`), so the head's one GPU is the trainer's.
+    # Machines without CPUs are no seats (`ray/actor_calls.py`), so the head's one GPU is the trainer's.
     assert head["rayStartParams"]["num-cpus"] == "0"
     assert first["resources"]["limits"]["nvidia.com/gpu"] == 1
     assert workers["replicas"] * other["resources"]["limits"]["nvidia.com/gpu"] >= 1

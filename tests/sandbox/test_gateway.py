@@ -114,11 +114,11 @@ def test_a_workspace_is_made_on_the_server_and_a_bad_one_is_refused_with_its_lin
 
     async def work() -> None:
         async with open_sandbox("gateway", limits=LIMITS, warm=0) as sandbox:
-            async with sandbox.prepared(given) as session:  # type: ignore[attr-defined]
+            async with sandbox.open_workspace_session(given) as session:  # type: ignore[attr-defined]
                 seen = await session.push("half(sum(rows)), open('data/a.txt').read(), math.pi > 3")
                 assert seen.text == "(1.5, 'hello', True)\n"
             with pytest.raises(SetupError, match=r"line 2.*it raises ZeroDivisionError"):
-                async with sandbox.prepared(FixtureWorkspace(None, None, "x = 1", "1 / 0")):  # type: ignore[attr-defined]
+                async with sandbox.open_workspace_session(FixtureWorkspace(None, None, "x = 1", "1 / 0")):  # type: ignore[attr-defined]
                     pass
 
     asyncio.run(work())

@@ -25,7 +25,7 @@ _LARGEST = 999
 _DRAWS_PER_TASK = 200
 
 
-def drawn(rng: random.Random) -> Problem:
+def draw_long_problem(rng: random.Random) -> Problem:
     """Draw a chain of assignments, each of earlier variables and a small number."""
     names = ascii_lowercase[: rng.randint(FEWEST, MOST)]
     values = {"a": rng.randint(11, 60)}
@@ -85,7 +85,7 @@ def sketched(rng: random.Random, split: Split) -> Problem:
         ConfigError: many draws gave none.
     """
     for _ in range(_DRAWS_PER_TASK):
-        one = drawn(rng)
+        one = draw_long_problem(rng)
         if get_split(one.question) is split:
             return one
     raise ConfigError("task family", FAMILY, f"it has too few questions in the split {split!s}")
