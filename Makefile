@@ -14,7 +14,7 @@ pretrained:
 # The table of docs/models.md: every family on every engine, half an hour.
 models:
 	scripts/setup test
-	.venv/bin/python -m benchmarks.models
+	.venv/bin/python -m benchmarks.models.families
 
 test:
 	scripts/setup test
@@ -54,7 +54,7 @@ dist:
 docs:
 	scripts/setup docs
 	.venv/bin/python -m mkdocs build
-	.venv/bin/python -m website.links site
+	.venv/bin/python -m scripts.site.links site
 
 clean:
 	rm -rf .venv dist site .mypy_cache .ruff_cache .hypothesis

@@ -22,10 +22,10 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from benchmarks.pages import ROOT, Block
+from benchmarks.generated_blocks import ROOT, Block
 
 PAGE = Block(ROOT / "docs" / "install.md", "package")
-FIGURES = ROOT / "docs" / "package.json"
+FIGURES = ROOT / "benchmarks" / "results" / "package.json"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = {
     "vllm": "the engine `vllm` on GPUs",

@@ -1,6 +1,6 @@
 """A picture of a run's report, as Chromium shows it: a rollout that recovered from an error.
 
-python -m benchmarks.screenshot runs/quickstart docs/quickstart/report.png
+python -m benchmarks.screenshot runs/quickstart benchmarks/results/quickstart/report.png
 """
 
 import sys

@@ -15,7 +15,7 @@ PAGES = {
 """Their texts by their paths in the repository."""
 
 
-_BESIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/sandbox.md", "examples/README.md")
+_BESIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "examples/README.md")
 SITE = PAGES | {name: (ROOT / name).read_text() for name in _BESIDE}
 """All texts that are pages of the site, by their paths in the repository."""
 _FENCED = re.compile(r"(?ms)^(?P<fence>`{3,})(?P<language>\w*)[^\n`]*\n(?P<source>.*?)^(?P=fence)$")

@@ -10,7 +10,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 from repl_rl.cli import VERBS
-from website.house import FLOORS, ROOT, imports, room
+from scripts.site.architecture import FLOORS, ROOT, imports, room
 
 FLOOR = {room: number for number, floor in enumerate(FLOORS) for room in floor}
 TESTS = Path(__file__).parent

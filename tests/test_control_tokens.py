@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers
 
-from benchmarks.templates import names, renderer_of
+from benchmarks.models.templates import names, renderer_of
 from repl_rl.errors import ConfigError
 from repl_rl.rollout.chat_template import Message
 from repl_rl.rollout.token_renderer import Renderer

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from benchmarks.defaults import PAGE, block
+from benchmarks.models.defaults import PAGE, block
 from repl_rl.cli import main
 from repl_rl.cli.apply_model_defaults import UpdateInfo, apply_defaults, apply_model_defaults
 from repl_rl.cli.chat import ChatConfig
@@ -29,7 +29,7 @@ from repl_rl.settings.model_defaults import get_model_dependent_fields
 from repl_rl.sft.create_random_model import make_random_policy, make_tokenizer, write_random_policy
 from repl_rl.utils.hardware import LocalGpuInfo
 from repl_rl.utils.package_data import find_asset
-from website.settings import commands, settings
+from scripts.site.settings import commands, settings
 
 CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}\n{% endfor %}assistant: "
 OWN_CONTEXT = 2048

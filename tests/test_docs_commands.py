@@ -7,7 +7,6 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import is_dataclass
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -21,10 +20,10 @@ from repl_rl.runs.store import Store
 from repl_rl.settings.argument_parser import parse
 from repl_rl.sft.create_random_model import make_random_policy, make_tokenizer
 from repl_rl.utils.package_data import find_asset
+from scripts.site.settings import ACTIONS, import_settings_module
 from tests.documents import PAGES, blocks, commands
 from tests.ggufs import write_gguf
 from tests.test_suites import HUMANEVAL
-from website.settings import ACTIONS
 
 ELSEWHERE = {
     "bench rollout": "tests/bench/test_rollout.py",
@@ -89,7 +88,7 @@ def test_every_command_is_accepted(command: str, tmp_path: Path, monkeypatch: py
     (tmp_path / "prompts").symlink_to(find_asset("prompts"))
     _, verb, *words = shlex.split(command)
     assert verb in VERBS
-    module = import_module(f"repl_rl.cli.{verb}")
+    module = import_settings_module(verb)
     kinds = {
         name: kind
         for name, kind in vars(module).items()

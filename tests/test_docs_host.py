@@ -5,7 +5,7 @@ import json
 from dataclasses import asdict
 from typing import get_type_hints
 
-from benchmarks.host import FIGURES, PAGE, text
+from benchmarks.console.host_functions import FIGURES, PAGE, text
 from repl_rl import HostFunction, HostLimits
 from repl_rl.rollout.host_functions import SHIPPED, HostCallSession, load_host_functions
 from repl_rl.rollout_config import RolloutConfig

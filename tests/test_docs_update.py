@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import update
+from benchmarks.update import page as update
 from repl_rl.cli.train import TrainConfig
 from repl_rl.credit.advantage_estimators import GroupRewards, LineRewards, RolloutRewards, load_estimator
 from repl_rl.credit.rewards import RewardTable, compute_line_rewards

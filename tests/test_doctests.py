@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import doctests
+from benchmarks.console import doctests
 from repl_rl.cli import main
 from repl_rl.cli.transcripts import TranscriptsConfig
 from repl_rl.errors import ConfigError

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from examples.minimal_grpo import batch_of
 from repl_rl.cli.rollout import format_transcript
 from repl_rl.credit.credited_trajectory import CreditedTrajectory
 from repl_rl.engine import ScriptedEngine
 from repl_rl.errors import ConfigError
-from repl_rl.lab.loop import batch_of
 from repl_rl.rollout import ReplSampler, RolloutSampler
 from repl_rl.rollout.episode import Episode
 from repl_rl.runs.replay import branch, get_branch_point, open_replay, verify_trajectory

@@ -18,6 +18,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import repl_rl
+from benchmarks.generated_blocks import ROOT
 from benchmarks.package import (
     EXTRAS,
     FIGURES,
@@ -34,7 +35,6 @@ from benchmarks.package import (
     requirements,
     tried,
 )
-from benchmarks.pages import ROOT
 
 SOURCES = {"repl_rl": "repl_rl", "sandbox": "repl_rl/_assets/sandbox", "prompts": "repl_rl/_assets/prompts"}
 """Folders of the repository, and where the wheel has them."""
@@ -62,7 +62,7 @@ def imported() -> Iterator[tuple[str, Path]]:
 
 def test_whatever_is_imported_is_required_by_its_own_name() -> None:
     known = packages_distributions()
-    ours = {*sys.stdlib_module_names, "repl_rl", "repl_kernel"}
+    ours = {*sys.stdlib_module_names, "repl_rl", "repl_kernel", "benchmarks"}
     for name, path in ((name, path) for name, path in imported() if name not in ours):
         providers = BROUGHT.get(name, {canonicalize_name(one) for one in known.get(name, ())})
         assert providers & ALL, f"{path} imports {name} of {sorted(providers)}, which pyproject.toml does not name"

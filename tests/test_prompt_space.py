@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks import prompt_space
+from benchmarks.models import prompt_space
 from repl_rl.engine import ScriptedEngine
 from repl_rl.rollout import ReplSampler, Rollouts, RolloutSampler
 from repl_rl.rollout.episode import Episode

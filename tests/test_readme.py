@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import publish
-from benchmarks.pages import Block
+from benchmarks.generated_blocks import Block
+from benchmarks.models import publish_run as publish
 from repl_rl.cli import VERBS
 from repl_rl.samplers import load_sampler
 from repl_rl.settings.argument_parser import flatten, load_toml
@@ -41,7 +41,7 @@ def test_the_sampler_in_the_readme_is_short_and_works(tmp_path: Path, monkeypatc
 
 
 def test_readme_and_design_name_the_functions_of_the_loop_in_their_order() -> None:
-    body = ast.parse((ROOT / "repl_rl" / "lab" / "loop.py").read_text()).body
+    body = ast.parse((ROOT / "examples" / "minimal_grpo.py").read_text()).body
     functions = [node.name for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     assert re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE) == functions[:7]
     design = (ROOT / "docs" / "design.md").read_text().partition("## Words")[0]
@@ -60,7 +60,7 @@ def test_every_command_in_the_readme_is_a_verb_or_a_make_target() -> None:
 
 
 def test_the_figures_are_those_of_the_published_run() -> None:
-    assert Block(ROOT / "README.md", "publish").text == publish.block(publish.FOLDER)
+    assert Block(ROOT / "README.md", "models/publish_run").text == publish.block(publish.FOLDER)
 
 
 def test_the_published_run_is_what_make_train_does_and_names_no_place_of_the_machine_that_made_it() -> None:
@@ -72,5 +72,7 @@ def test_the_published_run_is_what_make_train_does_and_names_no_place_of_the_mac
 
 
 def test_the_figures_of_the_sandbox_are_those_of_the_published_measurement() -> None:
-    figures = json.loads((ROOT / "benchmarks" / "sandbox.json").read_text())
-    assert Block(ROOT / "benchmarks" / "sandbox.md", "publish").text == publish.sandbox_block(figures)
+    figures = json.loads((ROOT / "benchmarks" / "results" / "sandbox.json").read_text())
+    assert Block(ROOT / "benchmarks" / "results" / "sandbox.md", "models/publish_run").text == publish.sandbox_block(
+        figures
+    )

@@ -11,13 +11,13 @@ import pytest
 
 import repl_rl
 from repl_rl.cli import main
+from scripts.site.architecture import ROOT as PACKAGE
+from scripts.site.architecture import arrows, plan
+from scripts.site.links import Read, dead, external, pages
+from scripts.site.pages import notebooks, origin, rewritten, sources
+from scripts.site.settings import commands, settings
 from tests.chromium import Tab, chromium
 from tests.documents import ROOT, SITE, fenced
-from website.house import ROOT as PACKAGE
-from website.house import arrows, plan
-from website.links import Read, dead, external, pages
-from website.pages import notebooks, origin, rewritten, sources
-from website.settings import commands, settings
 
 pytestmark = pytest.mark.heavy
 
@@ -52,7 +52,7 @@ def test_every_text_is_a_page_and_nothing_else_is_but_what_is_made_of_code(read:
     assert made == {"notebooks", *(f"notebooks/{path.name}" for path in ROOT.glob("notebooks/*.ipynb"))} | {
         origin(page) for page in sources(SITE)
     }
-    assert "repl_rl/lab/loop.py" in made
+    assert "examples/minimal_grpo.py" in made
 
 
 def test_no_link_and_no_anchor_is_dead(read: dict[Path, Read]) -> None:
@@ -68,7 +68,9 @@ def test_a_dead_link_and_a_dead_anchor_are_found(tmp_path: Path) -> None:
     read = pages(tmp_path)
     assert dead(read) == [f"{tmp_path}/a.html: b.html#gone", f"{tmp_path}/a.html: c.png"]
     assert external(read) == ["https://example.org"]
-    done = subprocess.run([sys.executable, "-m", "website.links", tmp_path], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.site.links", tmp_path], cwd=ROOT, capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout.count("\ndead: ")) == (1, 2)
 
 
@@ -164,12 +166,13 @@ def test_the_house_is_drawn_with_every_room_and_its_arrows_lead_to_all_imports(s
 
 
 def test_links_that_work_on_a_code_host_lead_to_pages() -> None:
-    there = ["index.md", "howto.md", "samplers/README.md", "source/repl_rl/lab/loop.py.md", "notebooks/index.md"]
+    there = ["index.md", "howto.md", "samplers/README.md", "source/examples/minimal_grpo.py.md", "notebooks/index.md"]
     text = (
-        "[a](../README.md) [b](samplers/README.md#x) [c](../repl_rl/lab/loop.py) [d](../notebooks) [e](no.md) [f](#g)"
+        "[a](../README.md) [b](samplers/README.md#x) [c](../examples/minimal_grpo.py) "
+        "[d](../notebooks) [e](no.md) [f](#g)"
     )
     assert rewritten(text, "howto.md", there) == (
-        "[a](index.md) [b](samplers/README.md#x) [c](source/repl_rl/lab/loop.py.md) [d](notebooks/index.md) "
+        "[a](index.md) [b](samplers/README.md#x) [c](source/examples/minimal_grpo.py.md) [d](notebooks/index.md) "
         "[e](no.md) [f](#g)"
     )
     assert rewritten("[a](docs/howto.md#b)", "index.md", there) == "[a](howto.md#b)"

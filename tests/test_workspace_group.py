@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.workspace import AMOUNTS, LARGE
+from benchmarks.console.workspaces import AMOUNTS, LARGE
 from repl_rl.runs.replay import Branches, DeterminismReport, branch, get_branch_point, verify_all
 from repl_rl.runs.report import write_report
 from repl_rl.runs.store import Store, write_step

@@ -18,7 +18,7 @@ from repl_rl.settings.argument_parser import dump_toml
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.train_setup import train
 
-PUBLISHED = Path(__file__).parent.parent / "docs" / "quickstart"
+PUBLISHED = Path(__file__).parent.parent / "benchmarks" / "results" / "quickstart"
 OLDER = Path(__file__).parent / "stored" / "older_run"
 
 OLD = """

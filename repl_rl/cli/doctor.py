@@ -1,6 +1,6 @@
 """`repl-rl doctor`: check what works on this machine, and name a remedy for what does not.
 
-With `--gpu`, it runs the checks of `repl_rl.lab.doctor_gpu` on the first GPU instead. The results are printed as a
+With `--gpu`, it runs the checks of `repl_rl.doctor_gpu` on the first GPU instead. The results are printed as a
 table, and written to a JSON file if one is named.
 """
 
@@ -18,9 +18,9 @@ from pathlib import Path
 from rich.table import Table
 
 from repl_rl.cli.terminal_output import make_terminal
+from repl_rl.doctor_gpu import CHECKS, Check, Row, Verdict, report, run_checks
 from repl_rl.engine import ENGINES
 from repl_rl.errors import ConfigError, SandboxUnavailable
-from repl_rl.lab.doctor_gpu import CHECKS, Check, Row, Verdict, report, run_checks
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.sandbox import SANDBOXES
 from repl_rl.settings.argument_parser import parse

@@ -1,5 +1,6 @@
-"""Paths of files that are shipped with the code: `sandbox/`, `prompts/` and the bundled policy."""
+"""Paths of files that are shipped with the code, and the checkout's `benchmarks/`, which are not."""
 
+import sys
 from pathlib import Path
 
 from repl_rl.errors import ConfigError
@@ -20,3 +21,17 @@ def find_asset(name: str) -> Path:
         if (root / name).exists():
             return root / name
     raise ConfigError("asset", name, "reinstall repl_rl, or run from a complete checkout")
+
+
+def add_checkout_to_path() -> None:
+    """Make `benchmarks` importable, which only a checkout has.
+
+    Raises:
+        ConfigError: the package does not run from a checkout.
+    """
+    checkout = _PACKAGE.parent
+    if not (checkout / "benchmarks" / "cli.py").is_file():
+        raise ConfigError("benchmarks", str(checkout), "they are not installed; run this in a checkout of repl_rl")
+    # An editable install finds the package, but not its neighbors.
+    if str(checkout) not in sys.path:
+        sys.path.append(str(checkout))

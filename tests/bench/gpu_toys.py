@@ -6,7 +6,7 @@ import subprocess
 import threading
 from pathlib import Path
 
-from repl_rl.lab.doctor_gpu import Figures, NotRun, Place
+from repl_rl.doctor_gpu import Figures, NotRun, Place
 
 
 def passing(place: Place, more: int = 0) -> Figures:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.actor import FIGURES, KINDS, PAGE, Effort, block, measure
+from benchmarks.scaling.actor_overhead import FIGURES, KINDS, PAGE, Effort, block, measure
 
 
 def test_the_page_about_scaling_has_the_figures_of_an_actor_or_says_that_there_are_none() -> None:

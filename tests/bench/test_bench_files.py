@@ -5,21 +5,22 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.cli import WHAT, is_benchmark_file
+from benchmarks.faults.fault_injection import is_log, log_file
 from repl_rl.cli import main
-from repl_rl.cli.bench import WHAT, is_benchmark_file
-from repl_rl.lab.faults import is_log, log_file
 
 ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
 PUBLISHED = {
-    "sandbox": "benchmarks/sandbox.json", "update": "benchmarks/results/update.json", "rollout": "docs/rollouts.json",
-    "credit": "benchmarks/results/credit.json", "fleet": "docs/scaling.json", "serve": "docs/serve.json",
+    "sandbox": "sandbox.json", "update": "update.json", "rollout": "rollouts.json", "credit": "credit.json",
+    "fleet": "scaling.json", "serve": "serve.json",
 }  # fmt: skip
 """Figures as a benchmark wrote them; `faults` has none, but in a page."""
 
 
 @pytest.mark.parametrize("what", PUBLISHED)
 def test_figures_of_a_release_are_recognised_by_their_benchmark_and_by_no_other(what: str) -> None:
-    file = ROOT / PUBLISHED[what]
+    file = RESULTS / PUBLISHED[what]
     assert [one for one in WHAT if is_benchmark_file(one, file)] == [what]
 
 
@@ -46,7 +47,7 @@ def test_figures_do_not_take_the_place_of_another_benchmarks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "figures.json"
-    file.write_bytes((ROOT / PUBLISHED["sandbox"]).read_bytes())
+    file.write_bytes((RESULTS / PUBLISHED["sandbox"]).read_bytes())
     assert main(["bench", "update", "--json", str(file)]) == 2
     assert "another file is there" in capsys.readouterr().err
 

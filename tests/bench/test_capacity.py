@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.capacity import PAGE, Costs, Fleet, block, ceilings, lines_per_s, longest_line_s, published
+from benchmarks.scaling.capacity import PAGE, Costs, Fleet, block, ceilings, lines_per_s, longest_line_s, published
 
 PLAIN = Fleet(machines=2, gpus=2, cores=10, tokens_per_s=100.0, tokens=10.0, lines=4.0, consoles=80)
 """40 lines a second, 10 of each GPU, 10 rollouts."""

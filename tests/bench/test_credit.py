@@ -11,10 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.credit.advantage_estimators import GroupRewards, load_estimator
-from repl_rl.credit.rewards import build_group_entry, compute_group_advantages, compute_line_rewards
-from repl_rl.errors import ConfigError, ReplRLError
-from repl_rl.lab.credit.conditions import (
+from benchmarks.credit.conditions import (
     AGED,
     BASELINE,
     CONDITIONS,
@@ -27,13 +24,16 @@ from repl_rl.lab.credit.conditions import (
     Condition,
     conditions,
 )
-from repl_rl.lab.credit.experiment import Experiment, run_experiment
-from repl_rl.lab.credit.jobs import TUNING, Job, jobs, play_all, tuning_jobs
-from repl_rl.lab.credit.plan import chosen_rates
-from repl_rl.lab.credit.processes import Processes
-from repl_rl.lab.credit.rows import Row, RowFile, Run, Start, parse, record
-from repl_rl.lab.credit.settings import Settings, header
-from repl_rl.lab.credit.worker import trainer_config
+from benchmarks.credit.experiment import Experiment, run_experiment
+from benchmarks.credit.experiment_plan import chosen_rates
+from benchmarks.credit.jobs import TUNING, Job, jobs, play_all, tuning_jobs
+from benchmarks.credit.processes import Processes
+from benchmarks.credit.rows import Row, RowFile, Run, Start, parse, record
+from benchmarks.credit.settings import Settings, header
+from benchmarks.credit.worker import trainer_config
+from repl_rl.credit.advantage_estimators import GroupRewards, load_estimator
+from repl_rl.credit.rewards import build_group_entry, compute_group_advantages, compute_line_rewards
+from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.trainer.train_loop import build_credit_config
 from repl_rl.trajectory.trajectory import Group
 from repl_rl.utils.package_data import find_asset

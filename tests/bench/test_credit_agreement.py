@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repl_rl.lab import loop
-from repl_rl.lab.credit.agreement import _AT_ONCE, agreement, gradient, measured
+from benchmarks.credit.agreement import _AT_ONCE, agreement, gradient, measured
+from examples import minimal_grpo as loop
 from repl_rl.tasks import Task
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.train_loop import build_credit_config

@@ -2,8 +2,8 @@
 
 import random
 
-from repl_rl.lab.credit import long
-from repl_rl.lab.credit.beginnings import LONG_LIMITS
+from benchmarks.credit import long_problems as long
+from benchmarks.credit.conditions import LONG_LIMITS
 from repl_rl.sft.demonstrations import ECHO
 from repl_rl.tasks import Split, get_split
 

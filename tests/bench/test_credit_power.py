@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repl_rl.lab.credit.power import beyond, critical, holm, p_value, pooled, smallest_difference
+from benchmarks.credit.power import beyond, critical, holm, p_value, pooled, smallest_difference
 
 
 @pytest.mark.parametrize(("freedom", "t"), [(1, 12.706), (3, 3.182), (5, 2.571), (7, 2.365), (15, 2.131)])

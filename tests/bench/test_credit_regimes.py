@@ -5,16 +5,15 @@ from dataclasses import asdict, fields, replace
 
 import pytest
 
-from benchmarks import regimes
-from benchmarks.findings import findings
-from repl_rl.cli.bench import CreditBenchConfig
+from benchmarks.cli import CreditBenchConfig
+from benchmarks.credit import regime_report as regimes
+from benchmarks.credit.conditions import AGED, BASELINE, BEGINNINGS, conditions
+from benchmarks.credit.experiment import Experiment
+from benchmarks.credit.findings import findings
+from benchmarks.credit.power import smallest_difference
+from benchmarks.credit.settings import REGIMES, Settings
+from benchmarks.credit.starting_policies import DEMONSTRATIONS_A_STEP, FAILING, MOST_FAILURES, failing_plan
 from repl_rl.errors import ConfigError
-from repl_rl.lab.credit.beginnings import BEGINNINGS
-from repl_rl.lab.credit.conditions import AGED, BASELINE, conditions
-from repl_rl.lab.credit.experiment import Experiment
-from repl_rl.lab.credit.power import smallest_difference
-from repl_rl.lab.credit.settings import REGIMES, Settings
-from repl_rl.lab.credit.taught import DEMONSTRATIONS_A_STEP, FAILING, MOST_FAILURES, failing_plan
 from repl_rl.settings.argument_parser import parse
 from repl_rl.sft.demonstrations import ECHO
 from repl_rl.tasks import BUILTIN, Split, draw_problem

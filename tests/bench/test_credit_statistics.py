@@ -4,10 +4,10 @@ from math import gamma, pi, sqrt
 
 import pytest
 
-from repl_rl.lab.credit import statistics
-from repl_rl.lab.credit.conditions import CONDITIONS, effects
-from repl_rl.lab.credit.rows import Run, Start
-from repl_rl.lab.credit.statistics import (
+from benchmarks.credit import statistics
+from benchmarks.credit.conditions import CONDITIONS, effects
+from benchmarks.credit.rows import Run, Start
+from benchmarks.credit.statistics import (
     aggregate,
     at_tokens,
     budget_mean,

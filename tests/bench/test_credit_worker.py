@@ -6,13 +6,13 @@ from typing import Literal
 
 import pytest
 
+from benchmarks.credit.conditions import BASELINE, Way, conditions
+from benchmarks.credit.experiment import Experiment, run_experiment
+from benchmarks.credit.jobs import TUNING, Job
+from benchmarks.credit.rows import POINTS, Run, Start
+from benchmarks.credit.settings import Settings, base_of, header
+from benchmarks.credit.worker import opened, repaired
 from repl_rl.errors import ConfigError
-from repl_rl.lab.credit.conditions import BASELINE, Way, conditions
-from repl_rl.lab.credit.experiment import Experiment, run_experiment
-from repl_rl.lab.credit.jobs import TUNING, Job
-from repl_rl.lab.credit.rows import POINTS, Run, Start
-from repl_rl.lab.credit.settings import Settings, base_of, header
-from repl_rl.lab.credit.worker import opened, repaired
 from tests.runs import rollout
 
 WAYS: tuple[Way, ...] = ("lines", "fenced")

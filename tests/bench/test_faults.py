@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.faults.fault_injection import FaultsConfig, is_log, log_file, run_faults
+from benchmarks.faults.strikes import STRIKES, tear
 from repl_rl.cli import main
 from repl_rl.errors import ConfigError
-from repl_rl.lab.faults import FaultsConfig, is_log, log_file, run_faults
-from repl_rl.lab.strikes import STRIKES, tear
 from repl_rl.runs.store import read_trajectories
 
 STEPS = 12

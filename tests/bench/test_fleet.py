@@ -11,10 +11,19 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.fleet import FIGURES, PAGE, Figures, block, merged
+from benchmarks.scaling.page import FIGURES, PAGE, Figures, block, merged
+from benchmarks.scaling.worker_overhead import (
+    GROUP,
+    FleetConfig,
+    SleepingNode,
+    fleet_on,
+    ideal_s,
+    measured,
+    sleeping,
+    told,
+)
 from repl_rl.cli import main
 from repl_rl.errors import ConfigError
-from repl_rl.lab.fleet import GROUP, FleetConfig, SleepingNode, fleet_on, ideal_s, measured, sleeping, told
 from repl_rl.ray.config import RayOptions
 from repl_rl.ray.rollout_actors import open_ray_cluster
 from repl_rl.ray.worker import WorkerCluster

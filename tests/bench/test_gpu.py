@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu as page
+from benchmarks import gpu_page as page
 from repl_rl.cli import main
 from repl_rl.cli.doctor import format_figures, run_checks_on, select_checks
+from repl_rl.doctor_gpu import BUDGET_S, CHECKS, CHILD, Check, Row, Verdict, run_checks
 from repl_rl.errors import ConfigError
-from repl_rl.lab.doctor_gpu import BUDGET_S, CHECKS, CHILD, Check, Row, Verdict, run_checks
 from tests import documents
 from tests.processes import wait_for
 
@@ -114,13 +114,13 @@ def test_all_checks_together_end_within_a_quarter_of_an_hour() -> None:
 def test_every_check_has_a_name_of_its_own_and_a_function_or_a_reason() -> None:
     functions = {
         node.name
-        for node in ast.parse((ROOT / "repl_rl" / "lab" / "gpu_checks.py").read_text()).body
+        for node in ast.parse((ROOT / "repl_rl" / "doctor_gpu" / "checks.py").read_text()).body
         if isinstance(node, ast.FunctionDef)
     }
     assert len({check.name for check in CHECKS}) == len(CHECKS)
     for check in CHECKS:
         assert bool(check.unbuilt) != bool(check.function)
-        assert check.unbuilt or check.function.removeprefix("repl_rl.lab.gpu_checks:") in functions
+        assert check.unbuilt or check.function.removeprefix("repl_rl.doctor_gpu.checks:") in functions
 
 
 @pytest.mark.heavy

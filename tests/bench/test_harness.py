@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness import PAGE, Row, block, measure, rows, write_problems
+from benchmarks.serving.inspect_ai import PAGE, Row, block, measure, rows, write_problems
 
 ENGINE = ("--engine", "transformers", "--rollout.max-lines", "6")
 

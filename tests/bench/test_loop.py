@@ -13,8 +13,8 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from examples import minimal_grpo as loop
 from repl_rl.errors import WeightSyncError
-from repl_rl.lab import loop
 from repl_rl.models.lm_head import forbid_ids
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.trainer import config as choices

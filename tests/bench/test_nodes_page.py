@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.nodes import FIGURES, PAGE, Effort, block, measure
+from benchmarks.scaling.console_nodes import FIGURES, PAGE, Effort, block, measure
 
 
 def test_the_page_about_scaling_has_the_figures_that_were_measured() -> None:

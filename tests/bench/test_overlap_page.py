@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.overlap import FIGURES, PAGE, Effort, block, measure
+from benchmarks.update.overlap import FIGURES, PAGE, Effort, block, measure
 
 
 def test_the_page_about_the_update_has_the_figures_of_the_overlap_or_says_that_there_are_none() -> None:

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import coder, gsm8k, lora
-from benchmarks.pages import ROOT
-from benchmarks.pretrained import FOLDER, RUN, block, told, typical
+from benchmarks.generated_blocks import ROOT
+from benchmarks.models import code_model as coder
+from benchmarks.models import gsm8k, lora
+from benchmarks.models.pretrained import FOLDER, RUN, block, told, typical
 from repl_rl.cli.train import TrainConfig
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.settings.argument_parser import parse

@@ -3,7 +3,7 @@
 import json
 import re
 
-from benchmarks.rollouts import FIGURES, PAGE, block
+from benchmarks.rollouts.page import FIGURES, PAGE, block
 
 
 def test_the_figures_of_the_page_are_those_of_the_published_run() -> None:

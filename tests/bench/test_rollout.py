@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
+from benchmarks.rollouts.forced_lengths import LONGEST, SHORTEST, ForcedRenderer, Plan, TimedEngine
+from benchmarks.rollouts.throughput import many
 from repl_rl.engine import ScriptedEngine
-from repl_rl.lab.forced import LONGEST, SHORTEST, ForcedRenderer, Plan, TimedEngine
-from repl_rl.lab.many import many
 from repl_rl.rollout import ReplSampler, Rollouts
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.sandbox import InProcessSandbox
@@ -53,7 +53,7 @@ def test_figures_of_few_and_many_rollouts_are_about_the_same_lines() -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_the_bench_reports_every_way_a_reason_for_each_null_and_a_profile() -> None:
-    from repl_rl.lab.rollout import KEYS, RolloutEffort, bench_rollout
+    from benchmarks.rollouts.throughput import KEYS, RolloutEffort, bench_rollout
 
     report = bench_rollout(RolloutEffort(rollouts=8, lines=3, repeats={"small": 1}))
     small, bundled = report["small"], report["bundled"]

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import serve, served
+from benchmarks.serving import openai_client as served
+from benchmarks.serving import page as serve
+from benchmarks.serving.load_clients import quantiles
 from repl_rl.cli import main
-from repl_rl.lab.load.figures import quantiles
 from tests.serve.test_trained import solved
 
 NOTHING = "Nothing is published yet.\n"

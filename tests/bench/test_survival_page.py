@@ -7,7 +7,8 @@ from subprocess import PIPE, Popen
 
 import pytest
 
-from benchmarks import interrupted, soak, states
+from benchmarks.faults import checkpoint_cost as states
+from benchmarks.faults import interrupted, soak
 
 NOTHING = "Nothing is published yet.\n"
 

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from benchmarks import taught
+from benchmarks.models import taught
 from repl_rl.cli import main
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.training import FIGURES, PAGE, block, command, record
+from benchmarks.models.training import FIGURES, PAGE, block, command, record
 from repl_rl.cli.train import TrainConfig
 from repl_rl.settings.argument_parser import dump_toml, parse
 from repl_rl.trainer.config import TrainerConfig

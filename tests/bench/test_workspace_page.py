@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.workspace import FIGURES, LARGE, PAGE, Effort, block, measure
+from benchmarks.console.workspaces import FIGURES, LARGE, PAGE, Effort, block, measure
 
 
 def test_the_page_about_workspaces_has_the_figures_that_were_measured() -> None:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from benchmarks.templates import CALL, ENDS, PAGE, QUESTION, SCHEMA, names, renderer_of, table
+from benchmarks.models.templates import CALL, ENDS, PAGE, QUESTION, SCHEMA, names, renderer_of, table
 from repl_rl.errors import ConfigError
 from repl_rl.samplers.chat_format import ChatFormat
 from repl_rl.samplers.chat_tool_sampler import ChatToolSampler

@@ -9,8 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from repl_rl.lab.sandbox import SandboxEffort, bench_sandbox
-from repl_rl.lab.stock import open_stock
+from benchmarks.console.line_latency import SandboxEffort, bench_sandbox, open_stock
 
 
 @pytest.mark.heavy

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import served
+from benchmarks.serving import openai_client as served
 from repl_rl.tasks import Split, load_tasks
 
 PIECE = re.compile(r" *(\d+) ms  (.+)")

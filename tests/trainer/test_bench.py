@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import update
-from repl_rl.cli import bench
+from benchmarks import cli as bench
+from benchmarks.update import page as update
+from benchmarks.update.shared_prefixes import PREFIXES, StoredStep, bench_prefixes, bench_step
+from benchmarks.update.synthetic_rollouts import CASES, Case
+from benchmarks.update.trl_comparison import bench_update, update_cost
 from repl_rl.errors import ConfigError, StoreError
-from repl_rl.lab.prefixes import PREFIXES, StoredStep, bench_prefixes, bench_step
-from repl_rl.lab.update import bench_update, update_cost
-from repl_rl.lab.work import CASES, Case
 from repl_rl.runs.store import write_step
 from repl_rl.trajectory.trajectory import Sampled, Segment
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.zoo import ZOO
+from benchmarks.models.zoo import ZOO
 
 Made = Callable[[str], Path]
 

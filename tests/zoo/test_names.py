@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-from benchmarks.zoo import ZOO
+from benchmarks.models.zoo import ZOO
 from repl_rl.engine.transformers_engine import Decoder
 from repl_rl.errors import ConfigError, EngineError
 from repl_rl.models.parameter_names import complete_checkpoint, copy_with_weights, load_skeleton, rename_to_checkpoint

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
-from benchmarks.models import CONTEXT
-from benchmarks.zoo import EOS, ZOO
+from benchmarks.models.families import CONTEXT
+from benchmarks.models.zoo import EOS, ZOO
 from repl_rl.engine import Engine, Sampling, open_engine
 from repl_rl.engine.config import KvOnSync
 from repl_rl.engine.conformance_checks import CHECKS, GREEDY, NONE, EngineCheck

@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.models import ENGINE_NAMES, FIGURES, PAGE, block, check, merge_rows, play, rows_of, trained
-from benchmarks.models import main as publish_again
-from benchmarks.zoo import EOS, VOCABULARY, WINDOW, ZOO, Family
+from benchmarks.models.families import ENGINE_NAMES, FIGURES, PAGE, block, check, merge_rows, play, rows_of, trained
+from benchmarks.models.families import main as publish_again
+from benchmarks.models.zoo import EOS, VOCABULARY, WINDOW, ZOO, Family
 from repl_rl.cli import main
 from repl_rl.engine.transformers_engine import Decoder, validate_decodable
 from repl_rl.engine.transformers_engine import DecodeRow as Fed

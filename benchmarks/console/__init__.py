@@ -1,0 +1,1 @@
+"""Consoles: lines per second beside stock ipykernel, host functions, workspaces, doctests."""

@@ -1,0 +1,171 @@
+"""Summarize line credit over all published regimes: one sentence for the README, a list for docs/credit.md."""
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.credit.findings import DEFAULT, asked_again, findings, found_again
+from benchmarks.credit.power import smallest_difference
+from benchmarks.generated_blocks import ROOT, Block, Report, points
+
+SHORT = Block(ROOT / "README.md", "credit/regime_report")
+FLOOR = 0.05
+"""Where every condition solves less than this share over the budget, a regime cannot tell them apart."""
+WHERE = {"errors": "where many lines fail", "longer": "where tasks are long"}
+"""What regimes are about whose findings were asked again."""
+
+
+def at_floor(report: Report) -> bool:
+    """Whether nearly nothing was solved in a regime, so that no difference could show. Seen after the runs."""
+    conditions = report["figures"]["conditions"].values()
+    return all(figures["mean"]["train_solve_rate"]["value"] < FLOOR for figures in conditions)
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The regimes that count: in which something could be found, and whose seeds are the first."""
+
+    regimes: Mapping[str, Report]
+    floors: Sequence[str]
+    """Those in which nothing could."""
+    again: Mapping[str, tuple[Report, Report]]
+    """Those that ask again."""
+    tested: Mapping[str, Report]
+    """Conditions with credit of lines, named with their regime; code between fences is none."""
+    faster: Sequence[str]
+    slower: Sequence[str]
+    """Those that were found so, after Holm's correction in each regime."""
+    detected: Sequence[float]
+    """The smallest difference that the seeds of each regime detect by the spread as measured, in points."""
+
+
+def counted(reports: Mapping[str, Report]) -> Counted:
+    """What there is to tell of, sorted."""
+    again = asked_again(reports)
+    floors = sorted(name for name, report in reports.items() if at_floor(report))
+    kept = {name: report for name, report in sorted(reports.items()) if name not in floors and name not in again}
+    tested = {
+        f"`{name}` in `{regime}`": figures
+        for regime, report in kept.items()
+        for name, figures in report["figures"]["conditions"].items()
+        if figures["holm"] is not None and name != "fenced"
+    }
+    found = {f"`{name}` in `{at}`": value for at, report in kept.items() for name, value in findings(report).items()}
+    faster, slower = ([name for name in tested if sign * found.get(name, 0.0) > 0] for sign in (1, -1))
+    detected = [
+        100 * smallest_difference(report["figures"]["spread"], report["seeds"])
+        for report in kept.values()
+        if report["figures"]["spread"] is not None and report["seeds"] > 1
+    ]
+    return Counted(kept, floors, again, tested, faster, slower, detected)
+
+
+def block(reports: Mapping[str, Report]) -> str:
+    """The README's sentence, with every number and name from the figures; one more tells of code between fences.
+
+    That is no credit of lines, and is not counted with it.
+    """
+    told = counted(reports)
+    if not told.regimes:
+        return "What line credit buys is not measured yet.\n"
+    text = (
+        f"What line credit buys, [measured](docs/credit.md) beside the outcome alone at equal sampled tokens: "
+        f"{_held(told)}; of {_comparisons(told)} in {len(told.regimes)} "
+        f"regime{'' if len(told.regimes) == 1 else 's'}{_between(told.detected, ', whose seeds detect {} points,')} "
+        f"{len(told.faster) or 'none'} learned faster after Holm's correction{_of_which(told)}, "
+        f"and {len(told.slower) or 'none'} slower."
+    )
+    text = " ".join([text, *_compare_blocks(told.regimes)])
+    return textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+def together(reports: Mapping[str, Report]) -> str:
+    """Return the findings of all regimes as a list for docs/credit.md, or "" if no regime counts yet."""
+    told = counted(reports)
+    if not told.regimes:
+        return ""
+    errors = {name: f["difference"]["line_error_rate"] for name, f in told.tested.items() if "/none` in" not in name}
+    fewer = [100 * -d["value"] for d in errors.values() if d["high"] is not None and d["high"] < 0]
+    names = ", ".join(f"`{name}`" for name in told.regimes)
+    items = [
+        f"At equal sampled tokens ({names}), of {_comparisons(told)} {_named(told.faster)} learned faster and "
+        f"{_named(told.slower)} slower, after Holm's correction in each regime"
+        f"{_between(told.detected, ', with seeds that detect {} points of solve rate')}.",
+        f"Of {len(errors)} with a penalty for lines in error, {len(fewer) or 'none'} had fewer of them on held-out "
+        f"tasks{_between(fewer, ' ({} points)')} by an interval that excludes 0, uncorrected.",
+        *_once_more(told.again),
+        *_compare_blocks(told.regimes),
+    ]
+    if told.floors:
+        named = ", ".join(f"`{name}`" for name in told.floors)
+        items.append(f"Not counted is {named}, in which nearly nothing was solved under any condition.")
+    return "".join(f"- {item}\n" for item in items)
+
+
+def _held(told: Counted) -> str:
+    """What was found twice, with what it came to the second time; and that the default preset was not, if so."""
+    parts, lost = [], ""
+    for first, other in told.again.values():
+        asked, found = found_again(first, other)
+        figures = other["figures"]["conditions"]
+        came_to = {name: points(figures[name]["difference"]["train_solve_rate"]) for name in asked}
+        if found:
+            regime = str(first["settings"]["regime"])
+            each = " and ".join(f"{came_to[name]} with `{name}`" for name in found)
+            parts.append(
+                f"{WHERE.get(regime, f'in `{regime}`')}, in points of solve rate over the budget, {each}, found twice "
+                f"and told from the {other['seeds']} seeds of the second time"
+            )
+        if DEFAULT in asked and DEFAULT not in found:
+            lost = f", but not so the default preset (`{DEFAULT}`, found once, then {came_to[DEFAULT]})"
+    return ("; ".join(parts) or "nothing that was found twice") + lost
+
+
+def _of_which(told: Counted) -> str:
+    pairs = [found_again(*pair) for pair in told.again.values()]
+    asked, found = (sum(len(pair[at]) for pair in pairs) for at in (0, 1))
+    return f" ({found or 'none'} of {asked} again on other seeds)" if asked else ""
+
+
+def _comparisons(told: Counted) -> str:
+    return f"{len(told.tested)} comparison{'' if len(told.tested) == 1 else 's'}"
+
+
+def _once_more(again: Mapping[str, tuple[Report, Report]]) -> list[str]:
+    """How many of the findings were found on seeds of their own, too, and what each came to there."""
+    told = []
+    for first, other in again.values():
+        asked, found = found_again(first, other)
+        figures = other["figures"]["conditions"]
+        differences = ((name, points(figures[name]["difference"]["train_solve_rate"])) for name in asked)
+        each = ", ".join(f"`{name}` {difference}" for name, difference in differences)
+        count = f"{len(asked)} finding{'' if len(asked) == 1 else 's'}"
+        of = f"{len(found)} of {count} of `{first['settings']['regime']}`"
+        told.append(f"Asked again on {other['seeds']} other seeds, {of} held: {each}.")
+    return told
+
+
+def _compare_blocks(regimes: Mapping[str, Report]) -> Iterator[str]:
+    """Compare code between fences with lines, both with the outcome alone, in each regime that has both."""
+    for regime, report in regimes.items():
+        figures, starts = report["figures"]["conditions"], report["figures"]["start"]
+        if "fenced" not in figures or not {"lines", "fenced"} <= starts.keys():
+            continue
+        over, after = (points(figures["fenced"]["difference"][key]) for key in ("train_solve_rate", "solve_rate"))
+        lines, blocks = (f"{starts[way]['solve_rate']:.0%}" for way in ("lines", "fenced"))
+        yield (
+            f"Code between fences in place of single lines, in `{regime}`, on {report['seeds']} seeds, after equally "
+            f"many demonstrations (which brought blocks to {blocks}, lines to {lines}): {over} points over the budget, "
+            f"and {after} on held-out tasks after it."
+        )
+
+
+def _named(names: Sequence[str]) -> str:
+    return f"{len(names)} ({', '.join(names)})" if names else "none"
+
+
+def _between(values: Sequence[float], text: str) -> str:
+    if not values:
+        return ""
+    least, most = (f"{value:.1f}" for value in (min(values), max(values)))
+    return text.format(least if least == most else f"{least} to {most}")

@@ -1,0 +1,1 @@
+"""Model families, pretrained models and their prompts: measurements and pages of finished runs."""

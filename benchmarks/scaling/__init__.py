@@ -1,0 +1,1 @@
+"""Rollout workers and console nodes on Ray: overhead and capacity."""
