@@ -19,7 +19,7 @@ from repl_rl.cli.rollout import RolloutCommandConfig
 from repl_rl.cli.sampler import SamplerCheckConfig
 from repl_rl.cli.serve import ServeConfig
 from repl_rl.cli.sft import SftConfig
-from repl_rl.cli.train import TrainConfig
+from repl_rl.cli.train import TrainConfig, describe_update
 from repl_rl.cli.transcripts import TranscriptsConfig
 from repl_rl.models.resolve_model import is_bundled_kind
 from repl_rl.rollout.token_renderer import Renderer
@@ -84,8 +84,7 @@ def resolved(config: object) -> dict[str, object]:
 def trained(flags: Sequence[str], gpus: Gpu = NONE, recorded: Path | None = None) -> dict[str, object]:
     """The recorded settings of `repl-rl train` with these flags."""
     asked = parse_with_sources(TrainConfig, "train", flags, presets=find_asset("presets"))
-    update = UpdateInfo(asked.config.trainer.lora_rank > 0, asked.config.trainer.count_rows_per_step())
-    return resolved(apply_model_defaults(asked, recorded, update, gpus))
+    return resolved(apply_model_defaults(asked, recorded, describe_update, gpus))
 
 
 BUNDLED: Mapping[str, object] = {
@@ -95,6 +94,8 @@ BUNDLED: Mapping[str, object] = {
     "rollout.max_line_tokens": 48,
     "rollout.max_observation_tokens": 128,
     "rollout.max_wall_s": 120.0,
+    "eval_tasks": 240,
+    "trainer.prompts_per_step": 12,
     "trainer.micro_batch": 0,
     "trainer.learning_rate": 5e-4,
     "trainer.warmup_steps": 5,
@@ -108,28 +109,36 @@ PRETRAINED: Mapping[str, object] = {
     "rollout.max_line_tokens": 256,
     "rollout.max_observation_tokens": 512,
     "rollout.max_wall_s": 900.0,
-    "trainer.micro_batch": 8,
+    "eval_tasks": 32,
+    "trainer.prompts_per_step": 4,
+    "trainer.micro_batch": 2,
     "trainer.learning_rate": 1e-6,
     "trainer.warmup_steps": 10,
     "trainer.dtype": "float32",
     "trainer.checkpointing": False,
 }
-ON_GPU = {"trainer.dtype": "bfloat16", "trainer.checkpointing": True}
+SIZES = {"eval_tasks": 240, "trainer.prompts_per_step": 12, "trainer.micro_batch": 8}
+ON_GPU = {**SIZES, "trainer.dtype": "bfloat16", "trainer.checkpointing": True}
 ROWS: Mapping[str, tuple[str, str, Gpu, Mapping[str, object]]] = {
     "another model with a chat template": ("chat", "", NONE, PRETRAINED),
     "another without": ("base", "", NONE, {**PRETRAINED, "prompt": "base"}),
     "a long context is bounded": ("long", "", NONE, {**PRETRAINED, "prompt": "base", "context_tokens": 8192}),
     "adapters": ("chat", "--trainer.lora-rank 4", NONE, {**PRETRAINED, "trainer.learning_rate": 1e-5}),
     "a GPU": ("chat", "", NEW, {**PRETRAINED, **ON_GPU}),
-    "a GPU without bfloat16": ("chat", "", OLD, {**PRETRAINED, "trainer.checkpointing": True}),
+    "a GPU without bfloat16": ("chat", "", OLD, {**PRETRAINED, **SIZES, "trainer.checkpointing": True}),
     "adapters on a GPU": (
         *("chat", "--trainer.lora-rank 4", NEW),
         {**PRETRAINED, **ON_GPU, "trainer.learning_rate": 1e-5},
     ),
     "a step that 8 does not divide": (
-        *("chat", "--trainer.prompts-per-step 3 --trainer.group-size 4", NONE),
-        {**PRETRAINED, "trainer.micro_batch": 6},
+        *("chat", "--trainer.prompts-per-step 3 --trainer.group-size 4", NEW),
+        {**PRETRAINED, **ON_GPU, "trainer.prompts_per_step": 3, "trainer.micro_batch": 6},
     ),
+    "a step that 2 does not divide": (
+        *("chat", "--trainer.prompts-per-step 3 --trainer.group-size 3", NONE),
+        {**PRETRAINED, "trainer.prompts_per_step": 3, "trainer.micro_batch": 1},
+    ),
+    "a short run": ("chat", "--trainer.steps 6", NONE, {**PRETRAINED, "trainer.warmup_steps": 1}),
     "a flag": ("chat", "--trainer.learning-rate 3e-5", NONE, {**PRETRAINED, "trainer.learning_rate": 3e-5}),
     "a flag that says the bundled policy's": (
         *("chat", "--trainer.learning-rate=5e-4 --rollout.max-lines 8 --prompt bare", NONE),
@@ -137,7 +146,7 @@ ROWS: Mapping[str, tuple[str, str, Gpu, Mapping[str, object]]] = {
     ),
     "a switch": (
         *("chat", "--trainer.no-checkpointing --trainer.dtype float32", NEW),
-        PRETRAINED,
+        {**PRETRAINED, **SIZES},
     ),
 }  # fmt: skip
 
@@ -164,7 +173,7 @@ def test_a_file_wins_over_defaults_and_a_flag_over_the_file(models: Mapping[str,
     file.write_text("prompt = 'bare'\n[trainer]\nlearning_rate = 2e-6\nwarmup_steps = 3\ncheckpointing = false\n")
     flags = ["--model", str(models["chat"]), "--config", str(file), "--trainer.warmup-steps", "4"]
     found = trained(flags, NEW)
-    expected = {**PRETRAINED, "prompt": "bare", "trainer.learning_rate": 2e-6, "trainer.warmup_steps": 4}
+    expected = {**PRETRAINED, **SIZES, "prompt": "bare", "trainer.learning_rate": 2e-6, "trainer.warmup_steps": 4}
     assert {name: found.get(name) for name in PRETRAINED} == {**expected, "trainer.dtype": "bfloat16"}
 
 
@@ -237,7 +246,7 @@ def test_every_verb_that_opens_a_policy_has_them(verb: str, models: Mapping[str,
     asked: ParsedSettings[RolloutConfig] = parse_with_sources(
         kind, verb, ["--model", str(models["chat"]), *flags.split()]
     )
-    config = apply_model_defaults(asked, update=UpdateInfo(rows_per_step=32), gpus=NEW)
+    config = apply_model_defaults(asked, update=lambda config: UpdateInfo(rows_per_step=32), gpus=NEW)
     assert config.policy is asked.config.policy  # a model of the hub is asked for once
     found = resolved(config)
     assert set(get_model_dependent_fields(kind)) == set(expected)
@@ -324,10 +333,14 @@ def test_the_obvious_command_trains_another_model_with_its_defaults_and_goes_on_
     model = write_model(tmp_path / "model", chat=True, context=OWN_CONTEXT)
     command = ["train", "--model", str(model), "--tasks", str(tasks), "--out", str(tmp_path / "runs"), "--name", "mine"]
     assert main([*command, *SMALL]) == 0
-    assert capsys.readouterr().out.count("defaults for a pretrained model") == 1
+    printed = capsys.readouterr().out
+    assert printed.count("defaults for a pretrained model") == 1
+    assert "a step samples 4 rollouts, about " in printed
+    assert "step 1: sampling rollouts" in printed
     run = tmp_path / "runs" / "mine"
     found = dict(flatten(tomllib.loads((run / "config.toml").read_text())))
-    expected = {**PRETRAINED, "trainer.micro_batch": 4}
+    small = {"eval_tasks": 2, "trainer.prompts_per_step": 2, "trainer.micro_batch": 2, "trainer.warmup_steps": 1}
+    expected = {**PRETRAINED, **small}
     assert {name: found.get(name) for name in expected} == expected
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
     assert main([*command, *SMALL, "--resume", "--trainer.steps", "3"]) == 0

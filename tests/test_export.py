@@ -224,7 +224,7 @@ def _empty(folder: Path) -> Path:
         (_foreign, "back.jsonl.gz", "row 1: it has no column 'record'"),
         (_broken, "back.jsonl.gz", "cannot be read as a table"),
         (_no_run, "out.parquet", "no trajectories at"),
-        (_empty, "out.parquet", "there are none"),
+        (_empty, "out.parquet", "it has no trajectories"),
         (_foreign, "out.parquet", "let it end in .jsonl.gz"),
         (run_folder, "out.jsonl.gz", "trajectories become a table"),
         (run_folder, ".", "it is there already"),

@@ -37,10 +37,13 @@ class UpdateInfo:
     """True if LoRA adapters are trained in place of the weights."""
     rows_per_step: int = 1
     """Rollouts or trajectories per optimizer step in this process, >= 1."""
+    steps: int = 1
+    """Steps of the run, >= 1."""
 
 
-NOTHING = UpdateInfo()
-"""Value for a command that trains nothing."""
+def describe_no_update(config: object) -> UpdateInfo:
+    """Return the properties of a command that trains nothing."""
+    return UpdateInfo()
 
 
 def print_line(line: str) -> None:
@@ -56,7 +59,7 @@ def print_to_stderr(line: str) -> None:
 def apply_model_defaults(
     asked: ParsedSettings[W],
     recorded: Path | None = None,
-    update: UpdateInfo = NOTHING,
+    update: Callable[[W], UpdateInfo] = describe_no_update,
     gpus: GpuInfo | None = None,
     tell: Callable[[str], None] = print_line,
 ) -> W:
@@ -65,7 +68,7 @@ def apply_model_defaults(
     Args:
         asked: the settings from files and flags.
         recorded: config.toml of the resumed run. None, or a missing file, means a new run.
-        update: properties of the update.
+        update: function from the settings to the properties of their update.
         gpus: the GPU that this process trains on. None means that of this machine.
         tell: callback for lines about defaults that differ from those of the settings classes.
 
@@ -80,7 +83,7 @@ def apply_defaults(
     asked: ParsedSettings[T],
     world: RolloutConfig,
     recorded: Path | None = None,
-    update: UpdateInfo = NOTHING,
+    update: Callable[[T], UpdateInfo] = describe_no_update,
     gpus: GpuInfo | None = None,
     tell: Callable[[str], None] = print_line,
 ) -> T:
@@ -93,9 +96,13 @@ def apply_defaults(
     # Tokens with text after a newline do not matter here, so use the option that accepts every vocabulary.
     template = cache(lambda: Renderer.from_folder(folder, "carry").chat_template.exists)
     context = partial(_read_model_context, folder)
-    facts = ModelDefaultsContext(
-        template, context, own.exists, own.supports_bfloat16, update.trains_adapters, update.rows_per_step
-    )
+
+    def describe(config: T) -> ModelDefaultsContext:
+        info = update(config)
+        sizes = (info.trains_adapters, info.rows_per_step, info.steps)
+        return ModelDefaultsContext(template, context, own.exists, own.supports_bfloat16, *sizes)
+
+    facts = describe(asked.config)
     defaults = get_model_dependent_fields(type(asked.config))
     unsaid = {name: default for name, default in defaults.items() if name not in asked.explicit_names}
     # A resumed run keeps its recorded values, even if the defaults of the model have changed since.
@@ -104,6 +111,9 @@ def apply_defaults(
         values = {name: there[name] for name in unsaid if name in there}
         source = f"settings of {recorded}, which goes on"
     else:
+        # Sizes first: other defaults depend on them.
+        sizes = {name: default for name, default in unsaid.items() if not default.depends_on_sizes}
+        facts = describe(asked.with_defaults(_compute_default_values(sizes, facts)))
         values = _compute_default_values(unsaid, facts)
         source = f"defaults for a pretrained model ({model})"
     if values:

@@ -74,7 +74,8 @@ def _export_trajectories(source: Path, out: Path) -> int:
     """Write the trajectories of `source` as a table, and return their number."""
     store = Store(source)
     if not store.ids:
-        raise ConfigError("trajectories", str(store.source), "there are none; give another folder or file")
+        remedy = "it has no trajectories: a run stores them after its first step; wait for that, or give another source"
+        raise ConfigError("source", str(store.source), remedy)
     count = write_table(store, out)
     for each in store.damaged_regions:
         print(f"repl-rl: not readable, and left out: {each}", file=sys.stderr)

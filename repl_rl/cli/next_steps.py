@@ -61,6 +61,19 @@ def suggest_next_steps(run: Path, settings: Mapping[str, object], mine: bool = F
     return [*steps, NextStep(f"repl-rl serve --run {folder}{own}{allowed}", "ask it, in a browser or by OpenAI's API")]
 
 
+def suggest_demonstrations(model: str, tasks: str) -> list[NextStep]:
+    """Return the commands that teach a policy the console's format before it is trained on `tasks`."""
+    policy, source = shlex.quote(model), shlex.quote(tasks)
+    return [
+        NextStep(
+            f"repl-rl transcripts --from-tasks builtin:quickstart --model {policy} --count 256 --out demonstrations",
+            "demonstrations of built-in tasks",
+        ),
+        NextStep(f"repl-rl sft --model {policy} --data demonstrations --out taught", "fine-tune the policy on them"),
+        NextStep(f"repl-rl train --model taught --tasks {source} --name taught", "train the fine-tuned policy"),
+    ]
+
+
 def _is_naming_code(settings: Mapping[str, object]) -> bool:
     """Return True if a setting of a run names code to import, or a file to read as a prompt."""
     # The import takes seconds, which commands that end without a run should not spend.

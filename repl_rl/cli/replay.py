@@ -173,7 +173,8 @@ def _read_entries(config: ReplayConfig) -> tuple[Sequence[CreditedTrajectory], S
     if config.verify and config.id is None:
         return tuple(store), store.damaged_regions
     if config.id is None and not store.ids:
-        raise ConfigError("trajectories", str(store.source), "there are none; give another file")
+        remedy = "it has no trajectories: a run stores them after its first step; wait for that, or give another file"
+        raise ConfigError("file", str(store.source), remedy)
     return (store[config.id or store.ids[0]],), store.damaged_regions
 
 

@@ -57,6 +57,8 @@ def main(argv: Sequence[str]) -> int:
     check_judges(tasks)
     config.try_workspaces(tasks)
     console = make_terminal()
+    if len(tasks) < config.count and "count" in asked.explicit_names:
+        console.print(f"{config.tasks} has {len(tasks)} held-out tasks, and --count is {config.count}; playing those")
     with SyncRollouts(config.open_rollouts, {task.id: task for task in tasks}) as source:
         trajectories = source.sample(tasks, config.temperature)
     for trajectory in trajectories:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 from tyro.conf import Positional
 
-from repl_rl.cli.terminal_output import make_terminal
+from repl_rl.cli.terminal_output import format_duration, make_terminal
 from repl_rl.errors import ConfigError
 from repl_rl.runs.list_runs import RunInfo, RunStatus, list_runs, read_run_info
 from repl_rl.runs.report import SettingDifferences, is_report_page, make_distinct_names, write_comparison
@@ -113,7 +113,7 @@ def _print_list(folder: Path, found: Sequence[RunInfo], console: Console) -> Non
     )
     for run in found:
         status = Text(run.status, _COLOURS.get(run.status, "yellow"))
-        age = f"{_format_duration(max(0.0, time.time() - run.modified_s))} ago" if run.modified_s else _UNKNOWN
+        age = f"{format_duration(max(0.0, time.time() - run.modified_s))} ago" if run.modified_s else _UNKNOWN
         table.add_row(Text(escape_control_characters(run.path.name)), status, *_build_cells(run), age)
     console.print(table)
     console.print("before, after: held-out tasks solved; errors: lines in error, after", style="dim")
@@ -134,21 +134,13 @@ def _build_cells(run: RunInfo) -> list[str]:
     shares = [
         _format_share(run.get_number(name)) for name in ("solve_rate_first", "solve_rate_last", "line_error_rate_last")
     ]
-    return [steps, *shares, _format_duration(run.get_number("wall_s")), decimal(run.disk_bytes)]
+    wall_s = run.get_number("wall_s")
+    duration = _UNKNOWN if wall_s is None else format_duration(wall_s)
+    return [steps, *shares, duration, decimal(run.disk_bytes)]
 
 
 def _format_share(value: float | None) -> str:
     return _UNKNOWN if value is None else f"{value:.1%}"
-
-
-def _format_duration(seconds: float | None) -> str:
-    if seconds is None:
-        return _UNKNOWN
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.1f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 2 * 86400 else f"{seconds / 86400:.0f} d"
 
 
 def _compare_runs(config: CompareConfig) -> None:

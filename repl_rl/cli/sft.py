@@ -89,8 +89,9 @@ def main(argv: Sequence[str]) -> int:
     # Find what cannot be learned before anything slow starts.
     validate_checkpoint_complete(config.model_folder)
     validate_trainable(config.model_folder)
-    update = UpdateInfo(rows_per_step=config.learning.batch_size)
-    config = apply_model_defaults(asked, update=update).resolve_prompt_settings()
+    config = apply_model_defaults(
+        asked, update=lambda config: UpdateInfo(rows_per_step=config.learning.batch_size)
+    ).resolve_prompt_settings()
     renderer = config.load_renderer()
     if config.overwrite:
         data = (("data", str(source)) for source in config.data)

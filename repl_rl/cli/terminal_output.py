@@ -188,6 +188,15 @@ def _raise_lost_stream(error: OSError) -> None:
     raise ConfigError("standard output", "not to be written", remedy) from error
 
 
+def format_duration(seconds: float) -> str:
+    """Format a duration with the unit that suits it: seconds, minutes, hours or days."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 2 * 86400 else f"{seconds / 86400:.0f} d"
+
+
 def silence_other_ranks() -> None:
     """Log errors only, on ranks above 0. Their other messages would repeat those of rank 0."""
     if get_rank():

@@ -23,6 +23,7 @@ from repl_rl.rollout_config import RolloutConfig
 from repl_rl.runs.run_folder import BEST, RunFolder, check_same_settings
 from repl_rl.runs.run_metadata import CONFIG, RUNS, read_settings
 from repl_rl.settings.argument_parser import HasOptions, parse_with_sources
+from repl_rl.settings.model_defaults import PretrainedDefault
 from repl_rl.settings.value_bounds import AtLeast, check_fields
 from repl_rl.tasks import Split, Task
 from repl_rl.trainer.checkpoint_schedule import parse_checkpoint_schedule
@@ -54,7 +55,7 @@ class TrainConfig(RolloutConfig):
     ray://HOST:PORT (of a running cluster). Options are given as --fleet.KEY VALUE, such as --fleet.nodes 2."""
     train_tasks: Annotated[int, AtLeast(1)] = 4096
     """Tasks to draw from, >= 1."""
-    eval_tasks: Annotated[int, AtLeast(1)] = 240
+    eval_tasks: Annotated[int, AtLeast(1), PretrainedDefault.on_cpu(32)] = 240
     """Held-out tasks of the evaluations, >= 1."""
     eval_every: Annotated[int, AtLeast(0)] = 0
     """Steps between evaluations during training, >= 0. 0 means only before and after. Each plays every held-out task
@@ -99,6 +100,12 @@ class TrainConfig(RolloutConfig):
         return training, held_out
 
 
+def describe_update(config: TrainConfig) -> UpdateInfo:
+    """Return the properties of the update that defaults depend on."""
+    trainer = config.trainer
+    return UpdateInfo(trainer.lora_rank > 0, trainer.count_rows_per_step(get_world_size()), trainer.steps)
+
+
 def main(argv: Sequence[str]) -> int:
     """Run the command, in all processes of its launcher, and return the exit code."""
     silence_other_ranks()
@@ -114,8 +121,7 @@ def main(argv: Sequence[str]) -> int:
             )
         # Defaults depend on the model, and on the recorded settings of a resumed run.
         recorded = folder.path / CONFIG if config.resume else None
-        update = UpdateInfo(config.trainer.lora_rank > 0, config.trainer.count_rows_per_step(get_world_size()))
-        config = apply_model_defaults(asked, recorded, update)
+        config = apply_model_defaults(asked, recorded, describe_update)
         resolved = config.resolve_prompt_settings(recorded)
         if resolved.date != config.date and get_world_size() > 1:
             remedy = "the chat template writes it, and processes that train together must agree; give a date"
@@ -150,8 +156,11 @@ class TrainingProgress:
 
     def __enter__(self) -> "TrainingProgress":
         self._started = time.monotonic()
-        self._status = self._console.status("sampling the first rollouts ...")
+        self._status = self._console.status(f"step {self._done + 1}: sampling rollouts ...")
         self._status.start()
+        # A log file shows no status line, and the first step may take minutes.
+        if not self._console.is_terminal:
+            self._console.print(f"step {self._done + 1}: sampling rollouts ...")
         return self
 
     def __exit__(self, *exc_info: object) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 
-from repl_rl.cli.next_steps import print_steps, suggest_resume
-from repl_rl.cli.terminal_output import explain_rank_error, make_terminal
+from repl_rl.cli.next_steps import print_steps, suggest_demonstrations, suggest_resume
+from repl_rl.cli.terminal_output import explain_rank_error, format_duration, make_terminal
 from repl_rl.cli.train import TrainConfig, TrainingProgress, build_initial_summary, draw_curves, print_summary
 from repl_rl.engine import ENGINES
 from repl_rl.errors import ConfigError
@@ -48,6 +48,8 @@ class Run:
         self.console = make_terminal(quiet=not self.main)
         self.started = time.monotonic()
         self.spent_s: dict[str, float] = {}
+        self.evaluation_s = 0.0
+        """Duration of the newest evaluation."""
         self.state: TrainingState | None = None
         self.training, self.held_out = config.split_tasks()
         self.studies: dict[int, Study] = {}
@@ -78,6 +80,11 @@ class Run:
             f"{len(self.training)} tasks to train on, {len(self.held_out)} held out; {trainer.steps} steps of "
             f"{trainer.prompts_per_step * trainer.group_size} rollouts, {trainer.group_size} per task"
         )
+        if trainer.warmup_steps >= trainer.steps:
+            self.console.print(
+                f"warning: trainer.warmup_steps is {trainer.warmup_steps}, and the run has {trainer.steps} steps; the "
+                "learning rate never reaches its peak; give fewer"
+            )
         self.console.print(f"opening engine {engine.kind} and sandbox {sandbox.kind} ...")
         # Open the source of rollouts before the run folder is made, so that a failure leaves no empty folder.
         with (
@@ -115,6 +122,25 @@ class Run:
         if self.main:
             print_summary(self.console, config.name, self.folder, self.summary)
 
+    def _print_estimate(self) -> None:
+        """Print how long sampling will take, and what helps a policy that solves nothing.
+
+        The estimate comes from the duration of the evaluation, which plays each task twice.
+        """
+        if not self.summary["solve_rate_first"] and not self.summary["greedy_first"]:
+            self.console.print(
+                "no held-out task is solved: a group whose rollouts all fail teaches nothing but to avoid errors. "
+                "Demonstrations teach the console's format first:"
+            )
+            print_steps(self.console, suggest_demonstrations(self.config.model, self.config.tasks))
+        trainer = self.config.trainer
+        rollouts = trainer.prompts_per_step * trainer.group_size
+        step_s = self.evaluation_s * rollouts / (2 * len(self.held_out))
+        self.console.print(
+            f"a step samples {rollouts} rollouts, about {format_duration(step_s)} at the speed of this evaluation, "
+            "and then updates the policy"
+        )
+
     def _write_results(self, source: RolloutClient) -> None:
         """Write the summary and the report of a run that ended in any way."""
         self.summary["stopped_at_step"] = len(self.folder.metric_rows)
@@ -136,6 +162,8 @@ class Run:
         # A resumed run has its first evaluation in the saved summary.
         if self.state is None and self.main:
             self._evaluate(source, "first", 0)
+            self.folder.write_summary(self.summary)
+            self._print_estimate()
         begun = time.monotonic()
         # Without a schedule, no training states are saved.
         kept = parse_checkpoint_schedule(config.states)
@@ -215,7 +243,9 @@ class Run:
         # The policy of the last step may have been evaluated during training.
         if step not in self.studies:
             self.console.print(f"playing {len(self.held_out)} held-out tasks, at temperature 1 and greedily ...")
+            started = time.monotonic()
             self.studies[step] = run_evaluation(source, self.held_out)
+            self.evaluation_s = time.monotonic() - started
         result = self.studies[step]
         self.solved[step] = result.solve_rate.value
         self.summary |= {

@@ -28,6 +28,8 @@ class ModelDefaultsContext:
     """True if LoRA adapters are trained in place of the weights."""
     rows_per_step: int
     """Rollouts or trajectories per optimizer step in this process, >= 1."""
+    steps: int
+    """Steps of the run, >= 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class PretrainedDefault:
     """The default as `--help` shows it."""
     compute: Callable[[ModelDefaultsContext], Scalar | None]
     """Function that returns the default. None means the default of the class."""
+    depends_on_sizes: bool = False
+    """True if the default depends on the sizes of the update, which have defaults themselves."""
 
     @classmethod
     def constant(cls, value: Scalar) -> "PretrainedDefault":
@@ -51,10 +55,24 @@ class PretrainedDefault:
         return cls(told, lambda facts: None if (own := facts.get_model_context()) is None else min(own, most))
 
     @classmethod
-    def largest_divisor(cls, most: int) -> "PretrainedDefault":
-        """Return a default that is the largest divisor of a step's rows up to `most`."""
-        told = f"the largest divisor up to {most}"
-        return cls(told, lambda facts: max(n for n in range(1, most + 1) if facts.rows_per_step % n == 0))
+    def on_cpu(cls, value: Scalar) -> "PretrainedDefault":
+        """Return a default for a machine without a GPU, where a step of the usual size takes most of an hour."""
+        return cls(f"{format_default(value)} without a GPU", lambda facts: None if facts.has_gpu() else value)
+
+    @classmethod
+    def largest_divisor(cls, most: int, most_on_cpu: int) -> "PretrainedDefault":
+        """Return a default that is the largest divisor of a step's rows up to a bound."""
+
+        def compute(facts: ModelDefaultsContext) -> int:
+            bound = most if facts.has_gpu() else most_on_cpu
+            return max(n for n in range(1, bound + 1) if facts.rows_per_step % n == 0)
+
+        return cls(f"the largest divisor up to {most}, without a GPU up to {most_on_cpu}", compute, True)
+
+    @classmethod
+    def eighth_of_run(cls, most: int) -> "PretrainedDefault":
+        """Return a default that is an eighth of the run's steps, from 1 to `most`."""
+        return cls(f"an eighth of the steps, at most {most}", lambda facts: max(1, min(most, facts.steps // 8)), True)
 
 
 PROMPT = PretrainedDefault(

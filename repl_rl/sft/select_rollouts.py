@@ -55,7 +55,7 @@ class FinetuneConfig:
     """Optimizer steps, >= 1."""
     batch_size: Annotated[int, AtLeast(1)] = 32
     """Trajectories per step, >= 1."""
-    micro_batch: Annotated[int, AtLeast(0), PretrainedDefault.largest_divisor(8)] = 0
+    micro_batch: Annotated[int, AtLeast(0), PretrainedDefault.largest_divisor(8, 2)] = 0
     """Trajectories per forward pass, >= 0; 0 means the whole batch."""
     learning_rate: Annotated[float, Above(0), PretrainedDefault.constant(2e-5)] = 5e-4
     """Peak learning rate, > 0; a cosine schedule decays it to a tenth."""

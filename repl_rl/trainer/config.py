@@ -42,13 +42,13 @@ class TrainerConfig:
 
     A step is a batch of rollouts and all updates that use it: `updates` times `mini_batches` optimizer steps.
     The defaults suit the bundled policy. On the command line, some settings have another default for any other model.
-    Micro-batch, number format and checkpointing then have values for a GPU. The warm-up is an eighth of a default run;
-    the measured run of docs/pretrained.md used a sixth.
+    Sizes, number format and checkpointing then depend on whether there is a GPU. The warm-up is then an eighth of the
+    run; the measured run of docs/pretrained.md used a sixth.
     """
 
     steps: Annotated[int, AtLeast(1)] = 80
     """Steps of the run, >= 1; each step trains on one batch of rollouts."""
-    prompts_per_step: Annotated[int, AtLeast(1)] = 12
+    prompts_per_step: Annotated[int, AtLeast(1), PretrainedDefault.on_cpu(4)] = 12
     """Tasks per step, >= 1, over all processes."""
     group_size: Annotated[int, AtLeast(2, "a group needs at least 2 rollouts to have an advantage")] = 8
     """Rollouts per task, >= 2."""
@@ -57,7 +57,7 @@ class TrainerConfig:
     and the loss clips."""
     mini_batches: Annotated[int, AtLeast(1)] = 1
     """Mini-batches per step, >= 1, drawn at random; each pass makes one optimizer step per mini-batch."""
-    micro_batch: Annotated[int, AtLeast(0), PretrainedDefault.largest_divisor(8)] = 0
+    micro_batch: Annotated[int, AtLeast(0), PretrainedDefault.largest_divisor(8, 2)] = 0
     """Rollouts per forward pass of one process, a divisor of its share of a mini-batch; 0 takes all of them at once."""
     learning_rate: Annotated[
         float,
@@ -68,7 +68,7 @@ class TrainerConfig:
         ),
     ] = 5e-4
     """Peak learning rate, > 0."""
-    warmup_steps: Annotated[int, AtLeast(0), PretrainedDefault.constant(10)] = 5
+    warmup_steps: Annotated[int, AtLeast(0), PretrainedDefault.eighth_of_run(10)] = 5
     """Steps over which the learning rate rises to its peak, >= 0; then it follows `schedule`."""
     optimizer: str = "adamw_torch_fused"
     """Optimizer by its transformers name, with options. The default in full is "adamw_torch_fused(beta1=0.9,
