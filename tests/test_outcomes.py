@@ -232,7 +232,7 @@ def test_group_judges_are_named_as_judges_are() -> None:
     ("function", "message"),
     [
         (lambda task, group: [1.0], r"returned \(1.0,\) for 2 rollouts; return a finite number for each"),
-        (lambda task, group: [math.nan] * 2, "gave .nan, nan. for 2 rollouts"),
+        (lambda task, group: [math.nan] * 2, "returned .nan, nan. for 2 rollouts"),
         (lambda task, group: 1 / 0, "raised ZeroDivisionError"),
     ],
 )
