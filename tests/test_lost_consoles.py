@@ -40,7 +40,7 @@ class Frail(InProcessSession):
     async def push(self, line: str) -> LineResult:
         self.lines += 1
         if self.lines == 2:
-            raise SandboxLost("what made the console is gone")
+            raise SandboxLost("the fork server of the console is gone")
         return await super().push(line)
 
 
@@ -178,11 +178,11 @@ def stop_fork_server() -> psutil.Process:
 
 def test_a_fork_server_that_stands_still_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
-        server = await ForkServer.start(make_local_launcher(()), born_within_s=2.0)
+        server = await ForkServer.start(make_local_launcher(()), fork_timeout_s=2.0)
         source = SharedForkServer(make_local_launcher(()), Limits(), server)
         try:
             stopped = stop_fork_server()
-            with pytest.raises(SandboxFault, match="the fork server stands still: it forked nothing for 2 s"):
+            with pytest.raises(SandboxFault, match="the fork server hangs: it forked no process for 2 s"):
                 await source.open_console()
             session = await source.open_console()
             assert (await session.push("6 * 7")).text == "42\n"
@@ -192,16 +192,16 @@ def test_a_fork_server_that_stands_still_is_replaced(caplog: pytest.LogCaptureFi
             await source.close()
 
     asyncio.run(work())
-    assert "what makes consoles is gone" in caplog.text
+    assert "the fork server is gone" in caplog.text
 
 
 def test_a_workspace_is_not_blamed_for_a_fork_server_that_stands_still() -> None:
     async def work() -> None:
-        server = await ForkServer.start(make_local_launcher(()), born_within_s=2.0)
+        server = await ForkServer.start(make_local_launcher(()), fork_timeout_s=2.0)
         source = SharedForkServer(make_local_launcher(()), Limits(cpu_s=1.0), server)
         try:
             stop_fork_server()
-            with pytest.raises(SandboxFault, match="stands still"):
+            with pytest.raises(SandboxFault, match="the fork server hangs"):
                 await source.prepare_workspace(Workspace(lines=("x = 1",)))
         finally:
             await source.close()

@@ -98,7 +98,7 @@ def cut_in_its_head(file: Path) -> None:
 @pytest.mark.parametrize(
     ("write", "parts"),
     [
-        (text_file, ["model file is", "it is no GGUF file"]),
+        (text_file, ["model file is", "it is not a GGUF file"]),
         (cut, ["GGUF file is", "transformers cannot read it"]),
         (cut_in_its_head, ["GGUF file is", "transformers cannot read it"]),
         (lambda file: write_gguf(file, "sphinx"), ["GGUF file is", "transformers cannot read it", "sphinx"]),
@@ -198,7 +198,7 @@ def test_adapters_without_their_base_are_told_in_one_line_and_leave_nothing(tmp_
     adapters(mine, base)
     shutil.rmtree(base)
     error = refused(mine, place)
-    assert f"base of the adapters in {mine} is '{base}'; it cannot be had" in error
+    assert f"base of the adapters in {mine} is '{base}'; it cannot be loaded" in error
     rewrite(mine, base_model_name_or_path=str(mine))
     assert "their own base" in refused(mine, place)
     rewrite(mine, base_model_name_or_path=None)
@@ -309,7 +309,7 @@ def test_a_base_of_adapters_without_a_weight_is_refused(tmp_path: Path) -> None:
         ({"rank_pattern": {"q_proj": 1 << 30}}, "no dimension of their weights"),
         ({"layer_replication": [[0, 1 << 40]]}, "layer_replication"),
         ({"target_modules": "(?:[a-z._0-9]|[a-z._0-9])*!"}, "takes more than 2 s"),
-        ({"target_modules": "("}, "it is no regular expression"),
+        ({"target_modules": "("}, "it is not a regular expression"),
         ({"target_modules": "no_such"}, "matches no module"),
     ],
 )

@@ -172,7 +172,7 @@ def test_a_judge_with_a_third_parameter_sees_the_rollout_and_the_tasks_other_fie
     t = played(["x = 1\n", "exit()\n"], task=task)
     assert (t.answer, t.outcome, t.grade) == (None, 0.5, 0.0)
     assert asyncio.run(grade_async(task, "42", None, t)) == 1.5
-    with pytest.raises(ConfigError, match="it looks at the rollout, which is not there"):
+    with pytest.raises(ConfigError, match="it needs the rollout, which is missing"):
         grade_answer(task, "42")
 
 
@@ -231,8 +231,8 @@ def test_group_judges_are_named_as_judges_are() -> None:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda task, group: [1.0], r"gave \(1.0,\) for 2 rollouts; give a finite number for each"),
-        (lambda task, group: [math.nan] * 2, "gave .nan, nan. for 2 rollouts"),
+        (lambda task, group: [1.0], r"returned \(1.0,\) for 2 rollouts; return a finite number for each"),
+        (lambda task, group: [math.nan] * 2, "returned .nan, nan. for 2 rollouts"),
         (lambda task, group: 1 / 0, "raised ZeroDivisionError"),
     ],
 )

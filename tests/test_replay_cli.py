@@ -86,7 +86,7 @@ class Mortal:
     python_version = (3, 11, 0)
 
     def session(self) -> AbstractAsyncContextManager[SandboxSession]:
-        raise SandboxLost("what makes consoles is gone")
+        raise SandboxLost("the fork server is gone")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def test_consoles_that_are_lost_while_a_person_replays_are_one_line_of_error(
     path = write_step(tmp_path, 1, [played(LINES)])
     assert main(["replay", str(path), "--to-line", "0", "--sandbox", lost]) == 1
     told = capsys.readouterr().err
-    assert told == "repl-rl: error: what makes consoles is gone; `repl-rl doctor` says whether consoles work here\n"
+    assert told == "repl-rl: error: the fork server is gone; `repl-rl doctor` says whether consoles work here\n"
 
 
 def test_a_run_of_which_nothing_can_be_executed_again_is_not_called_deterministic(
@@ -124,7 +124,7 @@ def test_a_run_of_which_nothing_can_be_executed_again_is_not_called_deterministi
     assert main(["replay", str(path), "--verify", "--sandbox", lost]) == 1
     told = " ".join(capsys.readouterr().out.split())
     assert "determinism unknown: 0 trajectories executed again, 0 differ, 1 could not be executed" in told
-    assert "could not be executed: 1: what makes consoles is gone" in told
+    assert "could not be executed: 1: the fork server is gone" in told
 
 
 def in_a_terminal(keys: str, *argv: str) -> str:

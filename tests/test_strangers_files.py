@@ -24,12 +24,12 @@ from repl_rl.runs.store import Store, write_step
 from repl_rl.runs.store.appendable_gzip import pack_member
 from repl_rl.runs.store.export_formats import read_notebook
 from repl_rl.runs.store.trajectory_json import StoredWorkspace, to_record
-from repl_rl.tasks.bounded_decompression import MOST_RATIO, MOST_RECORD_BYTES
+from repl_rl.tasks.bounded_decompression import MAX_RECORD_BYTES, MAX_UNPACK_RATIO
 from repl_rl.utils.package_data import find_asset
 from tests.runs import rollout, run_folder
 
 SECRET = "correct horse battery staple"
-BOMB = b"0" * (MOST_RECORD_BYTES + 1)
+BOMB = b"0" * (MAX_RECORD_BYTES + 1)
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_a_record_that_bursts_is_damage_and_the_others_are_read(run: Path) -> No
     store = Store(run)
     assert len(list(store)) == here
     (bomb, small) = map(str, store.damaged_regions)
-    assert f"'bomb' unpacks to more than {MOST_RECORD_BYTES:,} bytes" in bomb
+    assert f"'bomb' unpacks to more than {MAX_RECORD_BYTES:,} bytes" in bomb
     assert "not a trajectory" in small or "schema_version" in small
     with pytest.raises(StoreError, match="unpacks to more than"):
         store["bomb"]
@@ -63,7 +63,7 @@ def test_a_record_that_bursts_is_damage_and_the_others_are_read(run: Path) -> No
     write_report(run)
 
 
-@pytest.mark.parametrize("text", [BOMB, b"[]\n" * (2 * MOST_RECORD_BYTES // 3)], ids=["one line", "many lines"])
+@pytest.mark.parametrize("text", [BOMB, b"[]\n" * (2 * MAX_RECORD_BYTES // 3)], ids=["one line", "many lines"])
 def test_plain_gzip_that_bursts_is_damage(text: bytes, tmp_path: Path) -> None:
     file = tmp_path / "old.jsonl.gz"
     file.write_bytes(gzip.compress(text, mtime=0))
@@ -73,14 +73,14 @@ def test_plain_gzip_that_bursts_is_damage(text: bytes, tmp_path: Path) -> None:
 
 def test_many_records_of_a_run_are_read_as_far_as_their_size_on_disk_explains(run: Path) -> None:
     (first,) = [entry.trajectory for entry in list(Store(run))[:1]]
-    wide = replace(first, prompt=replace(first.prompt, text="0" * (MOST_RECORD_BYTES // 4)))
+    wide = replace(first, prompt=replace(first.prompt, text="0" * (MAX_RECORD_BYTES // 4)))
     folder = run.parent / "wide"
     write_step(folder, 0, [replace(wide, id=str(n)) for n in range(12)])
     store = Store(folder)
     read = len(list(store))
     assert 3 <= read < 12
     (damage,) = store.damaged_regions
-    assert f"{MOST_RATIO} times what is on disk" in damage.reason
+    assert f"{MAX_UNPACK_RATIO} times what is on disk" in damage.reason
 
 
 def test_a_report_of_a_bomb_takes_little_memory(tmp_path: Path, run: Path) -> None:

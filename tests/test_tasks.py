@@ -131,9 +131,9 @@ GOOD = '{"id": "a", "question": "q", "answer": "1"}'
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (f"{GOOD}\n\n{{not json\n", r"t\.jsonl:3 is '\{not json'; write one JSON object a line"),
-        (f"{GOOD}\n[1, 2]\n", r"t\.jsonl:2 is '\[1, 2\]'; write one JSON object a line"),
-        ("[" * 100_000, r"t\.jsonl:1 is .*write one JSON object a line"),
+        (f"{GOOD}\n\n{{not json\n", r"t\.jsonl:3 is '\{not json'; write one JSON object per line"),
+        (f"{GOOD}\n[1, 2]\n", r"t\.jsonl:2 is '\[1, 2\]'; write one JSON object per line"),
+        ("[" * 100_000, r"t\.jsonl:1 is .*write one JSON object per line"),
         ('{"id": "a", "question": "q"}\n', r"t\.jsonl:1: field 'answer' is None; add it"),
         ('{"question": "p", "answer": 1}\n{"id": "1", "question": "q", "answer": 1}\n', r"id is '1'; line 1 has it"),
         ('{"id": "a", "question": ["q"], "answer": 1}\n', r"field 'question' is \['q'\]; give a text"),

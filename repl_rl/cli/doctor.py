@@ -18,7 +18,7 @@ from pathlib import Path
 from rich.table import Table
 
 from repl_rl.cli.terminal_output import make_terminal
-from repl_rl.doctor_gpu import CHECKS, Check, Row, Verdict, report, run_checks
+from repl_rl.doctor_gpu import CHECKS, Check, Row, Verdict, build_report, run_checks
 from repl_rl.engine import ENGINES
 from repl_rl.errors import ConfigError, SandboxUnavailable
 from repl_rl.rollout_config import RolloutConfig
@@ -210,7 +210,7 @@ def run_checks_on(device: str, checks: Sequence[Check], file: Path | None) -> in
         # Write after every check: a rented GPU machine may be lost before the last one.
         if file is not None:
             with catch_os_errors("file", file), write_named(file) as place:
-                place.write_text(json.dumps(report(device, rows, kept), indent=2) + "\n", encoding="utf-8")
+                place.write_text(json.dumps(build_report(device, rows, kept), indent=2) + "\n", encoding="utf-8")
 
     rows = run_checks(device, checks, show_rows)
     make_terminal().print(build_table(rows))

@@ -45,7 +45,7 @@ _KINDS: Mapping[str, Mapping[str, object]] = {
 }
 
 
-def hybrid_policy(folder: Path, model_type: str, seed: int = 0) -> Path:
+def write_hybrid_policy(folder: Path, model_type: str, seed: int = 0) -> Path:
     """Write a random model of type `model_type` into `folder`. Equal seeds give equal weights."""
     torch.manual_seed(seed)
     config = AutoConfig.for_model(model_type, **_SIZES, **_KINDS[model_type])

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from repl_rl.doctor_gpu import GO, Figures, NotRun, Place, Verdict
+from repl_rl.doctor_gpu import GO, CheckContext, Figures, NotRun, Verdict
 from repl_rl.errors import SandboxUnavailable
 from repl_rl.utils.atomic_files import write_text_atomically
 
@@ -30,19 +30,19 @@ def main(argv: Sequence[str]) -> None:
         if sys.stdin.buffer.read() != GO:
             # The parent process has died.
             return
-        figures = check(Place(device, Path(folder) / "place"), **json.loads(options))
-        verdict, why = Verdict.PASSED, ""
-    except (NotRun, SandboxUnavailable) as missing:
-        verdict, why = Verdict.NOT_RUN, _line(missing)
+        figures = check(CheckContext(device, Path(folder) / "place"), **json.loads(options))
+        verdict, reason = Verdict.PASSED, ""
+    except (NotRun, SandboxUnavailable) as error:
+        verdict, reason = Verdict.NOT_RUN, _format_line(error)
     # Any error is a result of the check.
     except Exception as error:
         traceback.print_exc()
-        verdict, why = Verdict.FAILED, f"{type(error).__name__}: {_line(error)}"
-    told = {"verdict": verdict, "why": why, "figures": figures}
-    write_text_atomically(Path(folder) / "told.json", json.dumps(told))
+        verdict, reason = Verdict.FAILED, f"{type(error).__name__}: {_format_line(error)}"
+    result = {"verdict": verdict, "why": reason, "figures": figures}
+    write_text_atomically(Path(folder) / "told.json", json.dumps(result))
 
 
-def _line(error: Exception) -> str:
+def _format_line(error: Exception) -> str:
     return " ".join(str(error).split())[:600]
 
 

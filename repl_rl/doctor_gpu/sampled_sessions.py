@@ -29,7 +29,7 @@ CHUNK = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class SampledSession:
     """Recorded session."""
 
     ids: tuple[int, ...]
@@ -40,56 +40,60 @@ class Played:
     """Log probabilities of the ids after the prompt, nats; 0.0 for observed ids."""
 
 
-async def played(engine: Engine) -> list[Played]:
+async def sample_sessions(engine: Engine) -> list[SampledSession]:
     """Play sessions of different lengths, all at once, at temperature 1."""
     return await asyncio.gather(*(_session(engine, prompt) for prompt in PROMPTS))
 
 
-async def _session(engine: Engine, prompt: Sequence[int]) -> Played:
+async def _session(engine: Engine, prompt: Sequence[int]) -> SampledSession:
     logprobs: list[float] = []
     async with engine.session(prompt, Sampling()) as session:
         for observed in OBSERVED:
             chunk = await session.sample(observed, max_tokens=CHUNK, stop_ids=STOPS)
             logprobs += [*(0.0 for _ in observed), *chunk.logprobs]
-        return Played(tuple(session.ids), len(prompt), tuple(logprobs))
+        return SampledSession(tuple(session.ids), len(prompt), tuple(logprobs))
 
 
-def scored(model: PreTrainedModel, rows: Sequence[Played], fast: LogprobScorer) -> Tensor:
+def compute_logprobs(model: PreTrainedModel, rows: Sequence[SampledSession], scorer: LogprobScorer) -> Tensor:
     """Return the trainer's log probabilities of sampled tokens, (B, T), nats, 0 elsewhere."""
     device = next(model.parameters()).device
     # Prompts are padded on the left and completions on the right, as in the trainer.
-    before = max(row.prompt for row in rows)
-    after = max(len(row.logprobs) for row in rows)
-    ids = torch.zeros(len(rows), before + after, dtype=torch.long)
-    attention, sampled = torch.zeros_like(ids), torch.zeros(len(rows), after, dtype=torch.bool)
+    prompt_length = max(row.prompt for row in rows)
+    completion_length = max(len(row.logprobs) for row in rows)
+    ids = torch.zeros(len(rows), prompt_length + completion_length, dtype=torch.long)
+    attention, is_sampled = torch.zeros_like(ids), torch.zeros(len(rows), completion_length, dtype=torch.bool)
     for number, row in enumerate(rows):
-        here = slice(before - row.prompt, before - row.prompt + len(row.ids))
-        ids[number, here], attention[number, here] = torch.tensor(row.ids), 1
-        sampled[number, : len(row.logprobs)] = torch.tensor([value != 0.0 for value in row.logprobs])
+        columns = slice(prompt_length - row.prompt, prompt_length - row.prompt + len(row.ids))
+        ids[number, columns], attention[number, columns] = torch.tensor(row.ids), 1
+        is_sampled[number, : len(row.logprobs)] = torch.tensor([value != 0.0 for value in row.logprobs])
     learning = torch.ones(len(rows), dtype=torch.bool, device=device)
-    batch = ScoringBatch(ids.to(device), attention.to(device), sampled.to(device), learning)
-    return fast.score_step(model, batch, keep_graph=False).logprobs.cpu()
+    batch = ScoringBatch(ids.to(device), attention.to(device), is_sampled.to(device), learning)
+    return scorer.score_step(model, batch, keep_graph=False).logprobs.cpu()
 
 
-def apart(
-    device: torch.device, folder: Path, rows: Sequence[Played], dtype: Dtype, never: frozenset[int] = frozenset()
+def compute_gaps(
+    device: torch.device,
+    folder: Path,
+    rows: Sequence[SampledSession],
+    dtype: Dtype,
+    forbidden_ids: frozenset[int] = frozenset(),
 ) -> list[float]:
     """Return the difference in nats between sampler and trainer, with the policy in `folder`, of each sampled token.
 
     `never`: forbidden ids of the sampler.
     """
-    low = dtype == "bfloat16"
-    model = load_model(folder, TrainerConfig(dtype="bfloat16" if low else "float32")).to(device).eval()
-    forbid_ids(model, never)
-    found = scored(model, rows, LogprobScorer(model, autocast=computed_in(model, dtype)))
+    is_bfloat16 = dtype == "bfloat16"
+    model = load_model(folder, TrainerConfig(dtype="bfloat16" if is_bfloat16 else "float32")).to(device).eval()
+    forbid_ids(model, forbidden_ids)
+    logprobs = compute_logprobs(model, rows, LogprobScorer(model, autocast=make_autocast(model, dtype)))
     return [
-        abs(value - float(found[number, at]))
+        abs(value - float(logprobs[number, position]))
         for number, row in enumerate(rows)
-        for at, value in enumerate(row.logprobs)
+        for position, value in enumerate(row.logprobs)
         if value != 0.0
     ]
 
 
-def computed_in(model: PreTrainedModel, dtype: Dtype) -> Autocast:
+def make_autocast(model: PreTrainedModel, dtype: Dtype) -> Autocast:
     """Return the autocast context that gives a forward pass its number format."""
     return partial(torch.autocast, model.device.type, torch.bfloat16) if dtype == "bfloat16" else nullcontext

@@ -74,7 +74,7 @@ class Measured(NamedTuple):
     """False if the unit may be a product of letters: `5mm` may be `5*m*m`."""
 
 
-def split_unit(text: str, other: str = "") -> Measured:
+def split_unit(text: str, other_unit: str = "") -> Measured:
     """Split the unit from the end of a text. `other` is the unit of the text that this one is compared with."""
     # A word in a command such as `\text` may be any unit.
     if marked := _MARKED.search(text):
@@ -90,8 +90,8 @@ def split_unit(text: str, other: str = "") -> Measured:
                 value, _normalize_unit(word), word, len(re.findall(r"[^\W\d_]", word)) > 2 and "/" not in word
             )
     # Any word is a unit if the other text has it as its unit.
-    elif other and (same := re.search(rf"(?<=[\d)}}\]])\s*{re.escape(other)}\s*$", text)):
-        return Measured(text[: same.start()], _normalize_unit(other), other, False)
+    elif other_unit and (match := re.search(rf"(?<=[\d)}}\]])\s*{re.escape(other_unit)}\s*$", text)):
+        return Measured(text[: match.start()], _normalize_unit(other_unit), other_unit, False)
     return Measured(text, "", "", True)
 
 
@@ -108,7 +108,7 @@ def _normalize_unit(word: str) -> str:
     word = word if len(word) == 1 else word.casefold()
     word = re.sub(r"^(?:square|sq) (.*)", r"\1^2", word)
     word = re.sub(r"^(?:cubic|cu) (.*)", r"\1^3", word)
-    word = re.sub(r"[^\W\d_]+", lambda found: _singularize(found[0]), word)
+    word = re.sub(r"[^\W\d_]+", lambda match: _singularize(match[0]), word)
     word = re.sub(r"\s*([/^])\s*", r"\1", re.sub(r"\s*\bper\b\s*", "/", word))
     return {"mile/hour": "mph", "kilometer/hour": "kmh"}.get(word, word)
 

@@ -98,11 +98,11 @@ def parse_number(text: str) -> Fraction | None:
     """Return the exact value of a number as `numeric` reads it, or None. Takes bounded time on any text."""
     if len(text) > _MAX_NUMBER_CHARS:
         return None
-    over, slash, under = _normalize_text(text).partition("/")
-    numerator = _parse_decimal(over)
+    numerator_text, slash, denominator_text = _normalize_text(text).partition("/")
+    numerator = _parse_decimal(numerator_text)
     if not slash:
         return numerator
-    denominator = _parse_decimal(under)
+    denominator = _parse_decimal(denominator_text)
     return numerator / denominator if numerator is not None and denominator else None
 
 
@@ -196,14 +196,14 @@ def check_judges(tasks: Iterable[Task]) -> None:
         find_judge(name)
         if name == "math":
             _get_judge_processes().load(name)
-    seen: set[tuple[str, str]] = set()
+    checked: set[tuple[str, str]] = set()
     unchecked: set[str] = set()
     # A shipped judge reads each distinct answer once. A judge of the user may depend on the whole task.
     for turn in turns:
         for name in (judge.name for judge in parse_weighted_judges(turn.judge)):
-            if (name in JUDGES and (name, turn.answer) in seen) or name in unchecked:
+            if (name in JUDGES and (name, turn.answer) in checked) or name in unchecked:
                 continue
-            seen.add((name, turn.answer))
+            checked.add((name, turn.answer))
             if not _check_reference(name, turn):
                 unchecked.add(name)
 
@@ -256,7 +256,7 @@ def _grade_with_judge(name: str, task: Task, answer: str | None, trajectory: Tra
         return _grade_by_tests(task, answer, trajectory)
     if _takes_rollout(name):
         if trajectory is None:
-            raise ConfigError("judge", name, "it looks at the rollout, which is not there; give one")
+            raise ConfigError("judge", name, "it needs the rollout, which is missing; pass one")
         return _get_judge_processes().grade(name, task, answer, trajectory)
     return 0.0 if answer is None else judge(task, answer)
 
@@ -332,17 +332,19 @@ class GroupJudge:
         Raises:
             UserCodeError: the function raised, took too long, or did not return one finite number per rollout.
         """
-        who = f"group judge {self.name}: on task {task.id} it"
-        call = DaemonThread(lambda: tuple(float(value) for value in self.function(task, tuple(group))), who)
+        subject = f"group judge {self.name}: on task {task.id} it"
+        call = DaemonThread(lambda: tuple(float(value) for value in self.function(task, tuple(group))), subject)
         call.join(self.time_limit_s)
         if not call.future.done():
-            raise UserCodeError(f"{who} took longer than {self.time_limit_s:g} s; make it faster")
+            raise UserCodeError(f"{subject} took longer than {self.time_limit_s:g} s; make it faster")
         error = call.future.exception()
         if error is not None:
-            raise UserCodeError(f"{who} raised {error!r}; correct it") from error
+            raise UserCodeError(f"{subject} raised {error!r}; correct it") from error
         values = call.future.result()
         if len(values) != len(group) or not all(map(math.isfinite, values)):
-            raise UserCodeError(f"{who} gave {values!r:.200} for {len(group)} rollouts; give a finite number for each")
+            raise UserCodeError(
+                f"{subject} returned {values!r:.200} for {len(group)} rollouts; return a finite number for each"
+            )
         return tuple(self.weight * value for value in values)
 
 
@@ -361,15 +363,15 @@ def load_group_judges(text: str) -> tuple[GroupJudge, ...]:
 
 
 def _import_group_judge(name: str) -> GroupJudgeFn:
-    found = import_attribute("group judge", name)
-    if not callable(found):
+    attribute = import_attribute("group judge", name)
+    if not callable(attribute):
         raise ConfigError("group judge", name, "it is not a function")
-    function: GroupJudgeFn = found
+    function: GroupJudgeFn = attribute
     return function
 
 
 async def apply_group_judges(
-    judges: Sequence[GroupJudge], tasks: Sequence[Task], played: Sequence[Trajectory]
+    judges: Sequence[GroupJudge], tasks: Sequence[Task], rollouts: Sequence[Trajectory]
 ) -> list[Trajectory]:
     """Return the rollouts, given one task each, with the additions of group judges.
 
@@ -378,16 +380,16 @@ async def apply_group_judges(
     Raises:
         UserCodeError: a judge broke its contract.
     """
-    found = list(played)
+    judged = list(rollouts)
     # Group the rollouts by task, without the failed ones.
     groups: dict[str, list[int]] = {}
-    for at, (task, trajectory) in enumerate(zip(tasks, played, strict=True)):
+    for index, (task, trajectory) in enumerate(zip(tasks, rollouts, strict=True)):
         if trajectory.failure is None:
-            groups.setdefault(task.id, []).append(at)
+            groups.setdefault(task.id, []).append(index)
     for judge in judges:
-        for places in groups.values():
+        for indices in groups.values():
             # A judge sees the additions of earlier judges.
-            values = await asyncio.to_thread(judge, tasks[places[0]], [found[at] for at in places])
-            for at, value in zip(places, values, strict=True):
-                found[at] = add_outcome_part(found[at], NamedReward(judge.name, value))
-    return found
+            values = await asyncio.to_thread(judge, tasks[indices[0]], [judged[index] for index in indices])
+            for index, value in zip(indices, values, strict=True):
+                judged[index] = add_outcome_part(judged[index], NamedReward(judge.name, value))
+    return judged

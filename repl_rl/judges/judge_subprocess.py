@@ -81,12 +81,19 @@ def _build_request(
     check: bool = False,
 ) -> JudgeRequest:
     """Return a request. The process searches for modules where this one would, in the same working folder."""
-    here = os.getcwd()
-    path = [folder or here for folder in sys.path]
+    cwd = os.getcwd()
+    path = [folder or cwd for folder in sys.path]
     # A judge does not need the initial content of the console, which may be large.
-    bare = None if task is None else replace(task, workspace=None)
+    bare_task = None if task is None else replace(task, workspace=None)
     return JudgeRequest(
-        judge=judge, task=bare, check=check, answer=answer, trajectory=trajectory, path=path, folder=here, cpu_s=cpu_s
+        judge=judge,
+        task=bare_task,
+        check=check,
+        answer=answer,
+        trajectory=trajectory,
+        path=path,
+        folder=cwd,
+        cpu_s=cpu_s,
     )
 
 
@@ -137,10 +144,10 @@ def load_judge(name: str) -> JudgeFn:
         if name == "math":
             _import_formulas()
         return SHIPPED[name]
-    found = import_attribute("judge", name)
-    if not callable(found):
+    attribute = import_attribute("judge", name)
+    if not callable(attribute):
         raise ConfigError("judge", name, "it is not a function")
-    judge: JudgeFn = found
+    judge: JudgeFn = attribute
     return judge
 
 
@@ -169,8 +176,8 @@ def find_check(name: str, judge: JudgeFn) -> Callable[[Task], object] | None:
 
     The check raises ValueError for an answer that the judge cannot read.
     """
-    found = _CHECKS.get(name) or getattr(judge, "check", None)
-    return found if callable(found) else None
+    check = _CHECKS.get(name) or getattr(judge, "check", None)
+    return check if callable(check) else None
 
 
 def check_reference(name: str, judge: JudgeFn, task: Task) -> None:
@@ -188,17 +195,17 @@ def check_reference(name: str, judge: JudgeFn, task: Task) -> None:
 def handle_request(request: JudgeRequest) -> JudgeReply:
     """Grade one answer, or report what is wrong with the judge."""
     name, task = request["judge"], request["task"]
-    who = f"judge {name}: on task {task.id if task else None} it"
+    subject = f"judge {name}: on task {task.id if task else None} it"
     try:
         judge = load_judge(name)
-        more = takes_rollout(judge)
+        with_rollout = takes_rollout(judge)
         if task is None:
-            return JudgeReply(value=float(ROLLOUTS * more + CHECKS * (find_check(name, judge) is not None)))
+            return JudgeReply(value=float(ROLLOUTS * with_rollout + CHECKS * (find_check(name, judge) is not None)))
         # A check of the reference answer needs no grading.
         if request["check"]:
             check_reference(name, judge, task)
             return JudgeReply(value=1.0)
-        value = judge(task, request["answer"], *[request["trajectory"]] * more)
+        value = judge(task, request["answer"], *[request["trajectory"]] * with_rollout)
     except ConfigError as error:
         return JudgeReply(refused=(error.thing, str(error.value), error.remedy))
     except MemoryError:
@@ -206,9 +213,9 @@ def handle_request(request: JudgeRequest) -> JudgeReply:
     except UserCodeError as error:
         return JudgeReply(raised=str(error))
     except Exception as error:
-        return JudgeReply(raised=f"{who} raised {error!r}; correct it")
+        return JudgeReply(raised=f"{subject} raised {error!r}; correct it")
     if not isinstance(value, int | float) or not math.isfinite(value):
-        return JudgeReply(raised=f"{who} returned {value!r:.200}; return a finite number")
+        return JudgeReply(raised=f"{subject} returned {value!r:.200}; return a finite number")
     return JudgeReply(value=float(value))
 
 
@@ -239,8 +246,8 @@ def main(fd: int, memory_mb: int) -> None:
 
 def _limit_cpu(seconds: float) -> None:
     """Allow `seconds` of CPU time from now on. Then SIGXCPU ends the process, even if no other process can kill it."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    limit = math.ceil(used.ru_utime + used.ru_stime + seconds) + 1
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    limit = math.ceil(usage.ru_utime + usage.ru_stime + seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
@@ -292,7 +299,7 @@ class _JudgeProcess:
             )
         self._channel = Connection(ours.detach())
 
-    def ask(self, request: JudgeRequest, timeout_s: float) -> float:
+    def send_request(self, request: JudgeRequest, timeout_s: float) -> float:
         """Return the judge's value. A process that did not reply is killed, because its state is unknown.
 
         Raises:
@@ -336,9 +343,9 @@ class JudgeProcesses:
     def __init__(self, limits: JudgeLimits | None = None) -> None:
         self.limits = limits or JudgeLimits()
         # Last in, first out: a second process starts only when the first one is busy.
-        self._places: queue.LifoQueue[_JudgeProcess | None] = queue.LifoQueue()
+        self._slots: queue.LifoQueue[_JudgeProcess | None] = queue.LifoQueue()
         for _ in range(self.limits.processes):
-            self._places.put(None)
+            self._slots.put(None)
 
     def load(self, judge: str) -> bool:
         """Import a judge, so that a bad name is refused before a run. Return True if the judge takes rollouts.
@@ -361,7 +368,9 @@ class JudgeProcesses:
             if not process.loaded_judges[judge] & CHECKS:
                 return False
             try:
-                process.ask(_build_request(judge, self.limits.timeout_s, task, check=True), self.limits.timeout_s)
+                process.send_request(
+                    _build_request(judge, self.limits.timeout_s, task, check=True), self.limits.timeout_s
+                )
             except _LimitExceeded as overrun:
                 remedy = f"judge {judge} cannot read it: {overrun}"
                 raise ConfigError(task.answer_label, task.answer[:80], remedy) from overrun
@@ -376,7 +385,7 @@ class JudgeProcesses:
         """
         with self._lease_process(judge) as process:
             try:
-                return process.ask(
+                return process.send_request(
                     _build_request(judge, self.limits.timeout_s, task, answer, trajectory), self.limits.timeout_s
                 )
             except _LimitExceeded as overrun:
@@ -385,23 +394,23 @@ class JudgeProcesses:
 
     def close(self) -> None:
         """Kill all processes, each as soon as it is free. New ones start when they are needed."""
-        for place in [self._places.get() for _ in range(self.limits.processes)]:
-            if place is not None:
-                place.kill()
-            self._places.put(None)
+        for slot in [self._slots.get() for _ in range(self.limits.processes)]:
+            if slot is not None:
+                slot.kill()
+            self._slots.put(None)
 
     @contextmanager
     def _lease_process(self, judge: str) -> Iterator[_JudgeProcess]:
         """Lease a process that has imported the judge."""
-        process = self._places.get()
+        process = self._slots.get()
         try:
             process = process or _JudgeProcess(self.limits.memory_mb)
             if judge not in process.loaded_judges:
-                more = process.ask(_build_request(judge, self.limits.import_s), self.limits.import_s)
-                process.loaded_judges[judge] = int(more)
+                features = process.send_request(_build_request(judge, self.limits.import_s), self.limits.import_s)
+                process.loaded_judges[judge] = int(features)
             yield process
         except _LimitExceeded as overrun:
             raise ConfigError("judge", judge, f"it cannot be imported: {overrun}") from overrun
         finally:
-            # None keeps the place of a process that was killed; a later lease starts a new one.
-            self._places.put(process if process is not None and process.is_alive else None)
+            # None keeps the slot of a process that was killed; a later lease starts a new one.
+            self._slots.put(process if process is not None and process.is_alive else None)

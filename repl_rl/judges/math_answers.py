@@ -49,25 +49,29 @@ def is_equal(reference: str, answer: str) -> bool:
     Raises:
         ValueError: the reference is neither.
     """
-    wanted, given = _FormulaText(reference), _FormulaText(answer)
-    if not wanted.without_markup:
-        raise ValueError("it is no formula")
-    if wanted.without_markup == given.without_markup:
+    reference_text, answer_text = _FormulaText(reference), _FormulaText(answer)
+    if not reference_text.without_markup:
+        raise ValueError("it is not a formula")
+    if reference_text.without_markup == answer_text.without_markup:
         return True
-    if not given.without_markup or (wanted.words and given.words):
-        return bool(given.without_markup) and wanted.words == given.words
-    real = not any(map(_is_complex, (wanted.without_wrapping, given.without_wrapping)))
+    if not answer_text.without_markup or (reference_text.words and answer_text.words):
+        return bool(answer_text.without_markup) and reference_text.words == answer_text.words
+    real = not any(map(_is_complex, (reference_text.without_wrapping, answer_text.without_wrapping)))
     # A short word is a product of letters, unless the other text has short words, too.
-    wanted_readings = wanted.readings(real, not given.has_short_words, split_unit(given.without_wrapping).word)
-    given_readings = given.readings(real, not wanted.has_short_words, split_unit(wanted.without_wrapping).word)
-    return _same_brackets(wanted, given, real) and any(
-        _is_same(one, other)
-        for unit, values in wanted_readings
-        for other_unit, other_values in given_readings
+    reference_readings = reference_text.readings(
+        real, not answer_text.has_short_words, split_unit(answer_text.without_wrapping).word
+    )
+    answer_readings = answer_text.readings(
+        real, not reference_text.has_short_words, split_unit(reference_text.without_wrapping).word
+    )
+    return _have_equal_brackets(reference_text, answer_text, real) and any(
+        _are_equal(reference_value, answer_value)
+        for unit, reference_values in reference_readings
+        for other_unit, answer_values in answer_readings
         # Either text may leave its unit out.
         if not unit or not other_unit or unit == other_unit
-        for one in values
-        for other in other_values
+        for reference_value in reference_values
+        for answer_value in answer_values
     )
 
 
@@ -77,17 +81,21 @@ def is_readable(text: str) -> bool:
     Plain text equals only the same text. A formula without a value that can be computed, such as `0/0`, and a false
     equation are not readable.
     """
-    found = _FormulaText(text)
-    if not found.without_markup or found.words:
-        return bool(found.words)
-    if found.without_markup.lower() == "nan":
+    formula = _FormulaText(text)
+    if not formula.without_markup or formula.words:
+        return bool(formula.words)
+    if formula.without_markup.lower() == "nan":
         return True
     try:
-        values = [value for _, each in found.readings(real=not _is_complex(found.without_wrapping)) for value in each]
+        values = [
+            value
+            for _, reading_values in formula.readings(real=not _is_complex(formula.without_wrapping))
+            for value in reading_values
+        ]
         if values:
             return all(map(_is_definite, values))
-        plain = _PLAIN_TEXT.fullmatch(found.without_markup) and re.search(r"\w", found.without_markup)
-        return bool(plain or _normalize_for_latex2sympy(found.without_wrapping, multiply=True))
+        plain = _PLAIN_TEXT.fullmatch(formula.without_markup) and re.search(r"\w", formula.without_markup)
+        return bool(plain or _normalize_for_latex2sympy(formula.without_wrapping, multiply=True))
     except MemoryError:
         raise
     except Exception:
@@ -153,19 +161,19 @@ class _FormulaText:
         `other_unit` is the unit of the text that this one is compared with.
         """
         measured = split_unit(self.without_wrapping, other_unit)
-        found = [(measured.unit, _read_values(measured.value, real, multiply))]
-        return found if measured.certain else [*found, ("", _read_values(self.without_wrapping, real, multiply))]
+        readings = [(measured.unit, _read_values(measured.value, real, multiply))]
+        return readings if measured.certain else [*readings, ("", _read_values(self.without_wrapping, real, multiply))]
 
 
 def _read_values(text: str, real: bool, multiply: bool) -> Sequence[sympy.Basic]:
     """Return the values of a text as Python and as LaTeX."""
-    found = _read_as_python(text, real)
+    values = _read_as_python(text, real)
     runs = _RUN.findall(_ENVIRONMENT.sub("", text))
     # With a long word or a known name in it, the reading as Python is not ambiguous.
-    if found and any(len(run) > _SHORT_WORD or run in FUNCTIONS or run in CONSTANTS for run in runs):
-        return found
-    value = None if found == [sympy.nan] else read_latex(text, real, multiply)
-    return found if value is None else [*found, value]
+    if values and any(len(run) > _SHORT_WORD or run in FUNCTIONS or run in CONSTANTS for run in runs):
+        return values
+    latex_value = None if values == [sympy.nan] else read_latex(text, real, multiply)
+    return values if latex_value is None else [*values, latex_value]
 
 
 def _read_as_python(text: str, real: bool) -> list[sympy.Basic]:
@@ -180,34 +188,37 @@ def _read_as_python(text: str, real: bool) -> list[sympy.Basic]:
         return []
 
 
-def _same_brackets(wanted: _FormulaText, given: _FormulaText, real: bool) -> bool:
+def _have_equal_brackets(reference: _FormulaText, answer: _FormulaText, real: bool) -> bool:
     """Return False if the brackets around two texts make their values unequal.
 
     A set is neither a list nor a tuple. A list may be a tuple, but an open interval is not a closed one.
     """
-    one, other = _find_outer_bracket(wanted.without_wrapping), _find_outer_bracket(given.without_wrapping)
-    if not one or not other or one == other:
+    reference_bracket, answer_bracket = (
+        _find_outer_bracket(reference.without_wrapping),
+        _find_outer_bracket(answer.without_wrapping),
+    )
+    if not reference_bracket or not answer_bracket or reference_bracket == answer_bracket:
         return True
-    if "{" in (one, other):
+    if "{" in (reference_bracket, answer_bracket):
         return False
-    value = read_latex(wanted.without_wrapping, real)
+    value = read_latex(reference.without_wrapping, real)
     return not isinstance(value.rhs if isinstance(value, sympy.Eq) else value, sympy.Interval)
 
 
 def _find_outer_bracket(text: str) -> str:
     """Return the opening bracket of several values between one pair of brackets, or ""."""
     text = re.sub(r"\\([{}])", r"\1", re.sub(r"\\(?:left|right)\s*(?![A-Za-z])", "", text))
-    text = text[found.end() :] if (found := _MEMBERSHIP.match(text)) else text
+    text = text[match.end() :] if (match := _MEMBERSHIP.match(text)) else text
     several = re.search(r"[,;:]", text) and text[0] in "([{" and _find_closing_bracket(text, 0) == len(text) - 1
     return text[0] if several else ""
 
 
 def _strip_wrapping(text: str) -> str:
     """Remove the quotes, dollar signs, LaTeX brackets and boxes around the whole text."""
-    before = None
+    previous = None
     # Repeat, because the marks may be nested.
-    while text != before:
-        before, text = text, text.strip()
+    while text != previous:
+        previous, text = text, text.strip()
         if len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"":
             text = text[1:-1]
         for start, end in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
@@ -224,12 +235,12 @@ def _strip_wrapping(text: str) -> str:
 
 def _find_closing_bracket(text: str, opening: int) -> int:
     """Return the index of the bracket that closes the one at `opening`, or -1."""
-    depth, pair = 0, text[opening : opening + 1]
-    closes = {"{": "}", "(": ")", "[": "]"}.get(pair)
-    for at in range(opening, len(text) if closes else 0):
-        depth += (text[at] == pair) - (text[at] == closes)
+    depth, opener = 0, text[opening : opening + 1]
+    closer = {"{": "}", "(": ")", "[": "]"}.get(opener)
+    for index in range(opening, len(text) if closer else 0):
+        depth += (text[index] == opener) - (text[index] == closer)
         if depth == 0:
-            return at
+            return index
     return -1
 
 
@@ -373,8 +384,8 @@ def _return_unchanged(value: object) -> object:
     return value
 
 
-def _make_ratio(over: sympy.Basic, under: sympy.Basic = sympy.S.One) -> object:
-    return over / under
+def _make_ratio(numerator: sympy.Basic, denominator: sympy.Basic = sympy.S.One) -> object:
+    return numerator / denominator
 
 
 def _make_complex(real: sympy.Basic, imaginary: sympy.Basic = sympy.S.Zero) -> object:
@@ -568,8 +579,12 @@ class _FormulaReader:
         if text.lstrip("+-").lower() in ("inf", "infinity", "nan"):
             value = CONSTANTS[text.lstrip("+-").lower()]
             return -value if text.startswith("-") else value
-        over, slash, under = text.partition("/")
-        return _parse_quoted_number(over) / _parse_quoted_number(under) if slash else _parse_quoted_number(over)
+        numerator, slash, denominator = text.partition("/")
+        return (
+            _parse_quoted_number(numerator) / _parse_quoted_number(denominator)
+            if slash
+            else _parse_quoted_number(numerator)
+        )
 
     def _read_comparison(self, node: ast.Compare) -> sympy.Basic:
         sides = [self.read(side) for side in (node.left, *node.comparators)]
@@ -665,9 +680,9 @@ def _join_lines(text: str) -> str | None:
     """Replace newlines within brackets or environments by spaces. Return None if other newlines exist."""
     if "\n" not in text:
         return text
-    depth, places = 0, re.finditer(r"\\begin\b|\\end\b|\\?[{}()\[\]]|\n", text)
-    for place in places:
-        mark = place[0].lstrip("\\")
+    depth, matches = 0, re.finditer(r"\\begin\b|\\end\b|\\?[{}()\[\]]|\n", text)
+    for match in matches:
+        mark = match[0].lstrip("\\")
         depth += (mark in ("begin", "{", "(", "[")) - (mark in ("end", "}", ")", "]"))
         if mark == "\n" and depth <= 0:
             return None
@@ -679,45 +694,45 @@ def _mark_words(text: str, multiply: bool) -> str:
     environments = [(m.start(), m.end()) for m in _ENVIRONMENT.finditer(text)]
     wrapped = [(m.start(), m.end()) for m in _WRAPPED.finditer(text)]
 
-    def replace_word(found: re.Match[str], word: str) -> str:
-        inside = any(start <= found.start() < end for start, end in (*environments, *wrapped))
+    def replace_word(match: re.Match[str], word: str) -> str:
+        inside = any(start <= match.start() < end for start, end in (*environments, *wrapped))
         short = len(word) <= _SHORT_WORD
         if (
             inside
             or word.lower() in (*_KNOWN_NAMES, "and", "or", "percent", "percentage", "pct")
             or (short and multiply)
         ):
-            return found[0]
-        return found[0].replace(word, f"\\text{{{word}}}")
+            return match[0]
+        return match[0].replace(word, f"\\text{{{word}}}")
 
-    text = _LONG.sub(lambda found: replace_word(found, found[0]), text)
+    text = _LONG.sub(lambda match: replace_word(match, match[0]), text)
     # The first substitution has moved the marks.
     environments = [(m.start(), m.end()) for m in _ENVIRONMENT.finditer(text)]
     wrapped = [(m.start(), m.end()) for m in _WRAPPED.finditer(text)]
-    return _WHOLE.sub(lambda found: replace_word(found, found[2]), text)
+    return _WHOLE.sub(lambda match: replace_word(match, match[2]), text)
 
 
 def _brace_roots(text: str) -> str:
     """Rewrite `\\sqrt(2)` as `\\sqrt{2}`."""
-    at = 0
-    while found := _SQRT.search(text, at):
-        opening = found.end() - 1
+    position = 0
+    while match := _SQRT.search(text, position):
+        opening = match.end() - 1
         closing = _find_closing_bracket(text, opening)
         if closing < 0:
             break
-        text = f"{text[: found.start()]}\\sqrt{{{text[opening + 1 : closing]}}}{text[closing + 1 :]}"
-        at = found.start() + 1
+        text = f"{text[: match.start()]}\\sqrt{{{text[opening + 1 : closing]}}}{text[closing + 1 :]}"
+        position = match.start() + 1
     return text
 
 
 class _RaiseOnSyntaxError:
     """Error listener of antlr that refuses the first error. Calls of other methods do nothing."""
 
-    def syntaxError(self, *about: object) -> None:
+    def syntaxError(self, *arguments: object) -> None:
         raise _NotLatex
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *about: None
+        return lambda *arguments: None
 
 
 def _is_one_formula(text: str) -> bool:
@@ -744,31 +759,31 @@ def _is_read_to_its_end(text: str, mode: PredictionMode) -> bool:
 # Values
 
 
-def _is_same(wanted: sympy.Basic, given: sympy.Basic) -> bool:
+def _are_equal(reference: sympy.Basic, answer: sympy.Basic) -> bool:
     """Return True if two values are equal."""
     try:
         # An answer with a false equation, such as `41 = 42`, is wrong.
-        if not all(map(_is_true_equation, _iterate_equations(given))):
+        if not all(map(_is_true_equation, _iterate_equations(answer))):
             return False
-        wanted, given = _match_shapes(wanted, given)
-        if _is_number(wanted) and _is_number(given):
-            return _is_same_number(wanted, given)
-        if _names_its_values(wanted) and isinstance(given, sympy.Set | sympy.Tuple):
-            return _same_in_order(wanted, given)
-        if isinstance(wanted, sympy.MatrixBase) or isinstance(given, sympy.MatrixBase):
-            return wanted.shape == given.shape and all(map(_is_same, wanted.flat(), given.flat()))
-        if isinstance(wanted, sympy.Tuple) and isinstance(given, sympy.Tuple):
-            return len(wanted) == len(given) and all(map(_is_same, wanted, given))
-        for one, other in ((wanted, given), (given, wanted)):
-            compound = isinstance(other, sympy.Rel | sympy.Set | sympy.Tuple | And)
-            if one.is_Symbol and len(one.name) > 1 and not (other.is_Symbol or compound):
+        reference, answer = _match_shapes(reference, answer)
+        if _is_number(reference) and _is_number(answer):
+            return _is_same_number(reference, answer)
+        if _has_named_values(reference) and isinstance(answer, sympy.Set | sympy.Tuple):
+            return _are_equal_in_order(reference, answer)
+        if isinstance(reference, sympy.MatrixBase) or isinstance(answer, sympy.MatrixBase):
+            return reference.shape == answer.shape and all(map(_are_equal, reference.flat(), answer.flat()))
+        if isinstance(reference, sympy.Tuple) and isinstance(answer, sympy.Tuple):
+            return len(reference) == len(answer) and all(map(_are_equal, reference, answer))
+        for first, second in ((reference, answer), (answer, reference)):
+            compound = isinstance(second, sympy.Rel | sympy.Set | sympy.Tuple | And)
+            if first.is_Symbol and len(first.name) > 1 and not (second.is_Symbol or compound):
                 # A word is not a product of letters.
                 return False
         # Make equal numbers identical, because `verify` compares the rest of the structure exactly.
-        known = list(_iterate_numbers(wanted))
-        wanted = _replace_known_numbers(wanted, known)
-        given = _replace_known_numbers(given, known)
-        return bool(verify(wanted, given, float_rounding=12, numeric_precision=_EXACT_DIGITS, timeout_seconds=None))
+        known = list(_iterate_numbers(reference))
+        reference = _replace_known_numbers(reference, known)
+        answer = _replace_known_numbers(answer, known)
+        return bool(verify(reference, answer, float_rounding=12, numeric_precision=_EXACT_DIGITS, timeout_seconds=None))
     except MemoryError:
         raise
     except Exception:
@@ -776,7 +791,7 @@ def _is_same(wanted: sympy.Basic, given: sympy.Basic) -> bool:
         return False
 
 
-def _names_its_values(value: sympy.Basic) -> bool:
+def _has_named_values(value: sympy.Basic) -> bool:
     """Return True for equations of several names, such as `x=2, y=3`."""
     equations = value.args if isinstance(value, FiniteSet) else ()
     return all(isinstance(part, sympy.Eq) and part.lhs.is_Symbol for part in equations) and (
@@ -784,19 +799,19 @@ def _names_its_values(value: sympy.Basic) -> bool:
     )
 
 
-def _same_in_order(wanted: FiniteSet, given: sympy.Basic) -> bool:
+def _are_equal_in_order(reference: FiniteSet, answer: sympy.Basic) -> bool:
     """Return True if the values, or the equations in any order, are those of the wanted equations."""
-    if isinstance(given, sympy.Interval):
-        parts = [given.start, given.end] if given.is_open else []
+    if isinstance(answer, sympy.Interval):
+        parts = [answer.start, answer.end] if answer.is_open else []
     else:
-        parts = list(given._unsorted_args if isinstance(given, FiniteSet) else given.args)
-    equations = list(wanted._unsorted_args)
+        parts = list(answer._unsorted_args if isinstance(answer, FiniteSet) else answer.args)
+    equations = list(reference._unsorted_args)
     if parts and all(isinstance(part, sympy.Eq) for part in parts):
-        equations, parts = (sorted(each, key=lambda part: str(part.lhs)) for each in (equations, parts))
+        equations, parts = (sorted(unordered, key=lambda part: str(part.lhs)) for unordered in (equations, parts))
         if [part.lhs for part in equations] != [part.lhs for part in parts]:
             return False
         parts = [part.rhs for part in parts]
-    return len(parts) == len(equations) and all(map(_is_same, [part.rhs for part in equations], parts))
+    return len(parts) == len(equations) and all(map(_are_equal, [part.rhs for part in equations], parts))
 
 
 def _is_definite(value: sympy.Basic) -> bool:
@@ -810,33 +825,33 @@ def _is_number(value: sympy.Basic) -> bool:
     return isinstance(value, sympy.Expr) and not value.free_symbols and value.is_number is True
 
 
-def _is_same_number(wanted: sympy.Expr, given: sympy.Expr) -> bool:
+def _is_same_number(reference: sympy.Expr, answer: sympy.Expr) -> bool:
     """Return True if two numbers are equal: exact ones exactly, others to within `DECIMAL_TOLERANCE`.
 
     A percentage also equals its number.
     """
     percent = sympy.UnevaluatedExpr(sympy.Rational(1, 100))
-    plain = [value.xreplace({percent: sympy.Integer(1)}) for value in (wanted, given)]
-    if plain != [wanted, given] and _is_same_value(plain[0].doit(), plain[1].doit()):
+    plain = [value.xreplace({percent: sympy.Integer(1)}) for value in (reference, answer)]
+    if plain != [reference, answer] and _is_same_value(plain[0].doit(), plain[1].doit()):
         return True
-    return _is_same_value(wanted.doit(), given.doit())
+    return _is_same_value(reference.doit(), answer.doit())
 
 
-def _is_same_value(wanted: sympy.Expr, given: sympy.Expr) -> bool:
-    if wanted is sympy.nan or given is sympy.nan:
+def _is_same_value(reference: sympy.Expr, answer: sympy.Expr) -> bool:
+    if reference is sympy.nan or answer is sympy.nan:
         return False
-    if wanted == given:
+    if reference == answer:
         return True
-    exact = not wanted.has(sympy.Float) and not given.has(sympy.Float)
-    if (exact and wanted.is_Rational and given.is_Rational) or wanted.is_infinite or given.is_infinite:
+    exact = not reference.has(sympy.Float) and not answer.has(sympy.Float)
+    if (exact and reference.is_Rational and answer.is_Rational) or reference.is_infinite or answer.is_infinite:
         return False
     # Compare digits, because sympy cannot prove every equality of exact numbers.
-    one, other = wanted.evalf(_EXACT_DIGITS), given.evalf(_EXACT_DIGITS)
-    size = max(abs(one), abs(other))
+    reference_value, answer_value = reference.evalf(_EXACT_DIGITS), answer.evalf(_EXACT_DIGITS)
+    size = max(abs(reference_value), abs(answer_value))
     # Evaluation cannot distinguish such a number from 0.
     if exact and size < _EXACT_TOLERANCE:
-        return bool(sympy.simplify(wanted - given) == 0)
-    return bool(abs(one - other) <= (_EXACT_TOLERANCE if exact else DECIMAL_TOLERANCE) * size)
+        return bool(sympy.simplify(reference - answer) == 0)
+    return bool(abs(reference_value - answer_value) <= (_EXACT_TOLERANCE if exact else DECIMAL_TOLERANCE) * size)
 
 
 def _iterate_equations(value: sympy.Basic) -> Iterable[sympy.Eq]:
@@ -852,14 +867,14 @@ def _is_true_equation(equation: sympy.Eq) -> bool:
     return _is_number(left) and _is_number(right) and _is_same_number(left, right)
 
 
-def _match_shapes(wanted: sympy.Basic, given: sympy.Basic) -> tuple[sympy.Basic, sympy.Basic]:
+def _match_shapes(reference: sympy.Basic, answer: sympy.Basic) -> tuple[sympy.Basic, sympy.Basic]:
     """Convert a list to a matrix if it is compared with a matrix."""
-    if isinstance(wanted, sympy.MatrixBase) and isinstance(given, sympy.Tuple):
-        given = make_matrix(given)
-        given = given.T if given.shape != wanted.shape and 1 in given.shape else given
-    elif isinstance(given, sympy.MatrixBase) and isinstance(wanted, sympy.Tuple):
-        given, wanted = _match_shapes(given, wanted)
-    return wanted, given
+    if isinstance(reference, sympy.MatrixBase) and isinstance(answer, sympy.Tuple):
+        answer = make_matrix(answer)
+        answer = answer.T if answer.shape != reference.shape and 1 in answer.shape else answer
+    elif isinstance(answer, sympy.MatrixBase) and isinstance(reference, sympy.Tuple):
+        answer, reference = _match_shapes(answer, reference)
+    return reference, answer
 
 
 def _iterate_numbers(value: sympy.Basic) -> Iterator[sympy.Expr]:
@@ -871,8 +886,8 @@ def _iterate_numbers(value: sympy.Basic) -> Iterator[sympy.Expr]:
         yield value
     elif isinstance(value, sympy.Mul | sympy.Add):
         # The numbers in a sum or product count as one.
-        together = value.func(*(part for part in value.args if _is_number(part)))
-        yield together
+        combined = value.func(*(part for part in value.args if _is_number(part)))
+        yield combined
         for part in value.args:
             yield from () if _is_number(part) else _iterate_numbers(part)
     else:
@@ -889,9 +904,9 @@ def _replace_known_numbers(value: sympy.Basic, known: Sequence[sympy.Expr]) -> s
     if isinstance(value, FiniteSet | And):
         return type(value)(*(_replace_known_numbers(part, known) for part in value._unsorted_args))
     if isinstance(value, sympy.Mul | sympy.Add):
-        together = _replace_known_numbers(value.func(*(part for part in value.args if _is_number(part))), known)
+        combined = _replace_known_numbers(value.func(*(part for part in value.args if _is_number(part))), known)
         rest = [_replace_known_numbers(part, known) for part in value.args if not _is_number(part)]
-        return value.func(together, *rest)
+        return value.func(combined, *rest)
     if isinstance(value, sympy.Rel):
         return value.func(*(_replace_known_numbers(part, known) for part in value.args), evaluate=False)
     if not value.args:
@@ -903,4 +918,4 @@ def _make_exact(number: sympy.Expr) -> sympy.Expr:
     """Replace decimals in a number by equal fractions."""
     if not number.has(sympy.Float):
         return number
-    return number.xreplace({each: sympy.Rational(str(each)) for each in number.atoms(sympy.Float)})
+    return number.xreplace({decimal: sympy.Rational(str(decimal)) for decimal in number.atoms(sympy.Float)})

@@ -24,8 +24,8 @@ from repl_rl.errors import ConfigError, SandboxFault
 from repl_rl.sandbox import open_sandbox
 from repl_rl.sandbox.base import LineResult, Sandbox, SandboxSession, open_console
 from repl_rl.tasks import Task
-from repl_rl.tasks.find_trivial_tests import can_fail, mistake_in
-from repl_rl.tasks.parse_assertions import SplitAssertion, isclose_names, split_assertion
+from repl_rl.tasks.find_trivial_tests import can_fail, find_mistake
+from repl_rl.tasks.parse_assertions import SplitAssertion, find_isclose_names, split_assertion
 from repl_rl.tasks.validate_text import NotPython, parse_python
 from repl_rl.trajectory.console_text import split_into_typed_lines
 from repl_rl.trajectory.trajectory import LineStatus, Trajectory
@@ -61,20 +61,22 @@ class ProgramTest:
         if isinstance(self.expected, SplitAssertion):
             return self.expected.check_output(printed)
         if not self.raises:
-            return _agrees(self.expected, printed, self.flags)
-        raised = _read_exception(printed)
+            return _matches_output(self.expected, printed, self.flags)
+        exception_text = _read_exception(printed)
         # This option compares the class alone.
-        if self.flags & doctest.IGNORE_EXCEPTION_DETAIL and _get_class_name(raised) == _get_class_name(self.expected):
+        if self.flags & doctest.IGNORE_EXCEPTION_DETAIL and _get_class_name(exception_text) == _get_class_name(
+            self.expected
+        ):
             return True
-        return _agrees(self.expected, raised, self.flags)
+        return _matches_output(self.expected, exception_text, self.flags)
 
     def accepts(self, status: LineStatus) -> bool:
         """Return True if the last line ended as the test expects."""
         return status in _RAISED if self.raises else status is LineStatus.OK
 
 
-def _agrees(want: str, got: str, flags: int) -> bool:
-    return want == got or (bool(want) and doctest.OutputChecker().check_output(want, got, flags))
+def _matches_output(expected: str, actual: str, flags: int) -> bool:
+    return expected == actual or (bool(expected) and doctest.OutputChecker().check_output(expected, actual, flags))
 
 
 def _read_exception(printed: str) -> str:
@@ -83,9 +85,9 @@ def _read_exception(printed: str) -> str:
     return "".join(dropwhile(lambda line: line.startswith(" "), lines))
 
 
-def _get_class_name(raised: str) -> str:
+def _get_class_name(exception_text: str) -> str:
     """Return the class name in the text of an exception, without its module."""
-    return raised.partition("\n")[0].partition(":")[0].rpartition(".")[2]
+    return exception_text.partition("\n")[0].partition(":")[0].rpartition(".")[2]
 
 
 def parse_tests(task: Task) -> tuple[ProgramTest, ...]:
@@ -97,34 +99,34 @@ def parse_tests(task: Task) -> tuple[ProgramTest, ...]:
     answer = task.answer.replace("\r\n", "\n").replace("\r", "\n")
     try:
         examples = doctest.DocTestParser().get_examples(answer)
-        found = _make_doctests(task, examples) if examples else _make_plain_tests(task, answer)
+        tests = _make_doctests(task, examples) if examples else _make_plain_tests(task, answer)
     except ValueError as error:
         raise ConfigError(task.answer_label, task.answer[:_SHOWN_CHARS], f"give tests: {error}") from error
-    if not found:
+    if not tests:
         raise ConfigError(task.answer_label, task.answer[:_SHOWN_CHARS], "give tests: '>>> f(2)' and what it prints")
-    return found
+    return tests
 
 
 def _make_doctests(task: Task, examples: Sequence[doctest.Example]) -> tuple[ProgramTest, ...]:
     """Return the tests in doctest form, or none if no test can fail."""
-    kept = [example for example in examples if not example.options.get(doctest.SKIP)]
-    parsed = [list(_parse_statements(example.source)) for example in kept]
+    active = [example for example in examples if not example.options.get(doctest.SKIP)]
+    parsed = [list(_parse_statements(example.source)) for example in active]
     # A test that expects output can fail.
-    silent = [(e, body) for e, body in zip(kept, parsed, strict=True) if not e.want]
+    silent = [(e, body) for e, body in zip(active, parsed, strict=True) if not e.want]
     for example, body in silent:
         _refuse_mistakes(task, example.source, body)
-    if len(silent) == len(kept) and not any(can_fail(body) for _, body in silent):
+    if len(silent) == len(active) and not any(can_fail(body) for _, body in silent):
         return ()
-    isclose = isclose_names([node for body in parsed for statement in body for node in ast.walk(statement)])
-    return tuple(_make_doctest(example, isclose) for example in kept)
+    isclose = find_isclose_names([node for body in parsed for statement in body for node in ast.walk(statement)])
+    return tuple(_make_doctest(example, isclose) for example in active)
 
 
 def _make_doctest(example: doctest.Example, isclose: Set[str]) -> ProgramTest:
     if example.exc_msg is None and not example.want:
         return _make_silent_test(example.source, isclose)
     flags = 0
-    for option, on in example.options.items():
-        flags |= option if on else 0
+    for option, enabled in example.options.items():
+        flags |= option if enabled else 0
     lines = split_into_typed_lines(_close_block(example.source))
     if example.exc_msg is None:
         return ProgramTest(lines, example.want, flags)
@@ -140,7 +142,7 @@ def _make_plain_tests(task: Task, answer: str) -> tuple[ProgramTest, ...]:
         _refuse_mistakes(task, _get_source(answer, statement), [statement])
     if not can_fail(body):
         return ()
-    isclose = isclose_names(list(ast.walk(module)))
+    isclose = find_isclose_names(list(ast.walk(module)))
     return tuple(_make_silent_test(_get_source(answer, statement), isclose) for statement in body)
 
 
@@ -154,13 +156,13 @@ def _is_text(statement: ast.stmt) -> bool:
 def _refuse_mistakes(task: Task, source: str, body: Sequence[ast.stmt]) -> None:
     """Refuse statements that look like tests and test nothing."""
     for statement in body:
-        mistake = mistake_in(statement)
+        mistake = find_mistake(statement)
         if mistake is not None:
             raise ConfigError(task.answer_label, source[:_SHOWN_CHARS], f"give tests: {mistake}")
 
 
 def _parse_statements(source: str) -> Iterator[ast.stmt]:
-    """Yield the statements of a test; none if it is no Python, which a test may expect."""
+    """Yield the statements of a test; none if it is not Python, which a test may expect."""
     with suppress(NotPython):
         yield from parse_python(source).body
 
@@ -180,13 +182,13 @@ def _get_source(text: str, statement: ast.stmt) -> str:
 
 def _close_block(source: str) -> str:
     """Drop blank lines outside of texts, since a blank line closes a block in a console."""
-    inside: set[int] = set()
+    string_lines: set[int] = set()
     for statement in _parse_statements(source):
         for node in ast.walk(statement):
             if isinstance(node, ast.Constant | ast.JoinedStr):
-                inside.update(range(node.lineno + 1, (node.end_lineno or 0) + 1))
+                string_lines.update(range(node.lineno + 1, (node.end_lineno or 0) + 1))
     lines = source.split("\n")
-    return "\n".join(line for n, line in enumerate(lines, start=1) if line.strip() or n in inside)
+    return "\n".join(line for n, line in enumerate(lines, start=1) if line.strip() or n in string_lines)
 
 
 def _make_silent_test(source: str, isclose: Set[str]) -> ProgramTest:
@@ -229,8 +231,8 @@ def find_programs(task: Task, answer: str, rollout: Trajectory | None) -> tuple[
     that prompt. A function or class that a rollout submitted means the lines that it typed into its console.
     """
     if _DEFINITION.match(answer) and rollout is not None:
-        typed = tuple(physical for run in rollout.executions for physical in run.ran)
-        return (CandidateProgram((_IGNORE_ANSWERS, *typed, ""), was_typed_in_rollout=True),)
+        typed_lines = tuple(physical for run in rollout.executions for physical in run.ran)
+        return (CandidateProgram((_IGNORE_ANSWERS, *typed_lines, ""), was_typed_in_rollout=True),)
     prompt, entry = task.fields.get("prompt"), task.fields.get("entry_point")
     texts = (answer, f"{prompt}{answer}") if isinstance(prompt, str) and isinstance(entry, str) else (answer,)
     # One physical line for any program. `exec` gives it the names of the console.
@@ -246,28 +248,28 @@ async def run_tests_in(sandbox: Sandbox, task: Task, answer: str, rollout: Traje
         ConfigError: the task has no tests.
         SandboxFault: our console failed twice. This does not depend on the answer.
     """
-    wanted, verdict = parse_tests(task), TestOutcome.NOT_RUN
+    tests, verdict = parse_tests(task), TestOutcome.NOT_RUN
     for program in find_programs(task, answer, rollout):
-        verdict = await _run_candidate(sandbox, task, program, wanted)
+        verdict = await _run_candidate(sandbox, task, program, tests)
         if verdict is not TestOutcome.NOT_RUN:
             break
     return float(verdict is TestOutcome.PASSED)
 
 
 async def _run_candidate(
-    sandbox: Sandbox, task: Task, program: CandidateProgram, wanted: Sequence[ProgramTest]
+    sandbox: Sandbox, task: Task, program: CandidateProgram, tests: Sequence[ProgramTest]
 ) -> TestOutcome:
     """Run a program and its tests in a fresh console. Try again if our console fails."""
     for _ in range(_ATTEMPTS):
         async with open_console(sandbox, task.workspace) as console:
-            verdict = await _run_candidate_in(console, program, wanted)
+            verdict = await _run_candidate_in(console, program, tests)
         if verdict is not TestOutcome.FAULT:
             return verdict
     raise SandboxFault(f"the console that tests task {task.id} failed twice")
 
 
 async def _run_candidate_in(
-    console: SandboxSession, program: CandidateProgram, wanted: Sequence[ProgramTest]
+    console: SandboxSession, program: CandidateProgram, tests: Sequence[ProgramTest]
 ) -> TestOutcome:
     # Type the program.
     for line in program.lines:
@@ -277,15 +279,15 @@ async def _run_candidate_in(
         if console.ended or (result.status is not LineStatus.OK and not program.was_typed_in_rollout):
             return TestOutcome.NOT_RUN
     # Type the tests, each only if all before it passed.
-    for check in wanted:
+    for test in tests:
         results: list[LineResult] = []
-        for line in check.lines:
+        for line in test.lines:
             if console.ended:
                 return TestOutcome.FAILED
             results.append(await console.push(line))
         if any(r.status is LineStatus.SANDBOX_FAULT for r in results):
             return TestOutcome.FAULT
-        if not check.accepts(results[-1].status) or not check.check_output("".join(r.text for r in results)):
+        if not test.accepts(results[-1].status) or not test.check_output("".join(r.text for r in results)):
             return TestOutcome.FAILED
     return TestOutcome.PASSED
 

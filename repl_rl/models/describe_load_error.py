@@ -9,7 +9,7 @@ _GENERATION = "generation_config.json"
 _MAX_REASON_CHARS = 300
 
 
-def load_error(error: BaseException) -> str:
+def describe_load_error(error: BaseException) -> str:
     """Return one line with the reason why transformers cannot load a folder."""
     if "trust_remote_code" in str(error):
         # transformers advises to run the folder's code, which no command does.

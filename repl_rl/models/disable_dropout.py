@@ -24,11 +24,11 @@ def validate_deterministic_model(config: PretrainedConfig) -> None:
     Raises:
         ConfigError: the model draws experts at random.
     """
-    for found in _iterate_configs(config):
-        share = _ROUTING.get(found.model_type, "")
-        if share and (value := getattr(found, share, 0.0)):
-            told = f"{found.model_type} draws experts at random in training by it, and samples by it too"
-            raise ConfigError(share, value, f"{told}, so trainer and sampler are two policies; train another model")
+    for part in _iterate_configs(config):
+        field = _ROUTING.get(part.model_type, "")
+        if field and (value := getattr(part, field, 0.0)):
+            reason = f"{part.model_type} draws experts at random in training by it, and samples by it too"
+            raise ConfigError(field, value, f"{reason}, so trainer and sampler are two policies; train another model")
 
 
 def disable_dropout(model: PreTrainedModel) -> None:
@@ -51,16 +51,16 @@ def disable_dropout(model: PreTrainedModel) -> None:
         _clear_random_fields(config)
 
 
-def _clear_random_fields(holder: nn.Module | PretrainedConfig) -> None:
-    for name, value in list(vars(holder).items()):
+def _clear_random_fields(target: nn.Module | PretrainedConfig) -> None:
+    for name, value in list(vars(target).items()):
         # A count or a flag, such as ESM's token_dropout, is not a probability.
         if isinstance(value, float) and value and any(part in name for part in _RANDOM):
-            setattr(holder, name, 0.0)
+            setattr(target, name, 0.0)
 
 
-def _iterate_configs(found: object) -> Iterator[PretrainedConfig]:
+def _iterate_configs(config: object) -> Iterator[PretrainedConfig]:
     """Yield a configuration and all configurations inside it."""
-    if isinstance(found, PretrainedConfig):
-        yield found
-        for value in vars(found).values():
+    if isinstance(config, PretrainedConfig):
+        yield config
+        for value in vars(config).values():
             yield from _iterate_configs(value)

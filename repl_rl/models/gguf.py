@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from repl_rl.errors import ConfigError
-from repl_rl.models.describe_load_error import load_error
-from repl_rl.models.validate_weights import ClaimError, outline, refuse_layers
+from repl_rl.models.describe_load_error import describe_load_error
+from repl_rl.models.validate_weights import ClaimError, build_skeleton, validate_layer_count
 from repl_rl.utils.atomic_files import replace_folder_atomically
 
 _MAGIC = b"GGUF"
@@ -20,8 +20,8 @@ _END_OF_TURN = "tokenizer.ggml.eot_token_id"
 """Key of the token that ends a turn of a chat."""
 
 
-def convert_gguf(file: Path, place: Path, tell: Callable[[str], None]) -> Path:
-    """Convert the model in `file` to a folder in `place`: float32 weights, config, tokenizer with chat template.
+def convert_gguf(file: Path, cache_folder: Path, log: Callable[[str], None]) -> Path:
+    """Convert the model in `file` to a folder in `cache_folder`: float32 weights, config, tokenizer with chat template.
 
     The end tokens are those of the file. The conversion runs once; the folder's name has a stamp of the file.
 
@@ -35,11 +35,11 @@ def convert_gguf(file: Path, place: Path, tell: Callable[[str], None]) -> Path:
     except OSError as error:
         raise ConfigError("model file", str(file), f"it cannot be read: {error.strerror}") from error
     if magic != _MAGIC:
-        remedy = "it is no GGUF file; give a folder with weights, config and tokenizer, a .gguf file, or owner/name"
+        remedy = "it is not a GGUF file; give a folder with weights, config and tokenizer, a .gguf file, or owner/name"
         raise ConfigError("model file", str(file), remedy)
-    folder = place / f"{file.stem}-{compute_stamp(file)}"
+    folder = cache_folder / f"{file.stem}-{compute_stamp(file)}"
     if not folder.is_dir():
-        tell(f"dequantising {file} into {folder} ...")
+        log(f"dequantising {file} into {folder} ...")
         with _limit_progress_bars():
             _write_converted_model(file, folder)
     return folder
@@ -50,8 +50,8 @@ def compute_stamp(*files: Path) -> str:
 
     They come from name, size and time, not from the content.
     """
-    facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
+    properties = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return hashlib.sha256(repr(properties).encode()).hexdigest()[:12]
 
 
 def _write_converted_model(file: Path, folder: Path) -> None:
@@ -62,23 +62,23 @@ def _write_converted_model(file: Path, folder: Path) -> None:
     from transformers.integrations.gguf import read_gguf_metadata
 
     # A link, as in the hub's cache, may have another name than its target.
-    found = file.resolve()
-    where, name = str(found.parent), found.name
+    resolved = file.resolve()
+    parent, name = str(resolved.parent), resolved.name
     try:
         metadata, tensors = read_gguf_metadata(str(file))
-        refuse_layers(metadata, len(tensors))
+        validate_layer_count(metadata, len(tensors))
         # Fails early for an unknown architecture.
-        config = AutoConfig.from_pretrained(where, gguf_file=name, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(parent, gguf_file=name, trust_remote_code=False)
         head_dim = metadata.get(f"{metadata['general.architecture']}.attention.key_length")
         if head_dim is not None and hasattr(config, "head_dim"):
             # transformers leaves it at the default of the architecture.
             config.head_dim = head_dim
         # No format of GGUF has more than 8 values in a byte; several tensors may name the same bytes.
-        held = min(sum(int(tensor.n_elements) for tensor in GGUFReader(file).tensors), 8 * file.stat().st_size)
-        hollow = outline(config, held)
-        tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=name, trust_remote_code=False)
-        model, told = AutoModelForCausalLM.from_pretrained(
-            where,
+        value_count = min(sum(int(tensor.n_elements) for tensor in GGUFReader(file).tensors), 8 * file.stat().st_size)
+        skeleton = build_skeleton(config, value_count)
+        tokenizer = AutoTokenizer.from_pretrained(parent, gguf_file=name, trust_remote_code=False)
+        model, loading_info = AutoModelForCausalLM.from_pretrained(
+            parent,
             gguf_file=name,
             config=config,
             dtype=torch.float32,
@@ -90,23 +90,27 @@ def _write_converted_model(file: Path, folder: Path) -> None:
         raise ConfigError("GGUF file", str(file), f"{error}; get another") from error
     # A parser may raise anything for foreign bytes.
     except Exception as error:
-        remedy = (
-            f"transformers cannot read it: {load_error(error)}; get the file again, or give a folder with safetensors"
-        )
+        reason = describe_load_error(error)
+        remedy = f"transformers cannot read it: {reason}; get the file again, or give a folder with safetensors"
         raise ConfigError("GGUF file", str(file), remedy) from error
     # transformers initializes missing weights at random, so compare all shapes with those of the config.
     shapes = {name: weight.shape for name, weight in model.state_dict().items()}
-    expected = {name: weight.shape for name, weight in hollow.state_dict().items()}
-    wrong = sorted({*told["missing_keys"], *(name for name in expected if shapes.get(name) != expected[name])})
-    if wrong:
-        remedy = f"weights are missing or of another shape than it says: {wrong[0]}, {len(wrong)} in all; get another"
+    expected = {name: weight.shape for name, weight in skeleton.state_dict().items()}
+    mismatched = sorted(
+        {*loading_info["missing_keys"], *(name for name in expected if shapes.get(name) != expected[name])}
+    )
+    if mismatched:
+        remedy = (
+            f"weights are missing or of another shape than it says: {mismatched[0]}, "
+            f"{len(mismatched)} in all; get another"
+        )
         raise ConfigError("GGUF file", str(file), remedy)
     # End the turn as well as the text: chat models stop at either token.
-    ends = {tokenizer.eos_token_id, model.generation_config.eos_token_id, metadata.get(_END_OF_TURN)} - {None}
-    model.generation_config.eos_token_id = sorted(ends) if len(ends) > 1 else ends.pop()
-    with replace_folder_atomically(folder) as made:
-        model.save_pretrained(made)
-        tokenizer.save_pretrained(made)
+    end_ids = {tokenizer.eos_token_id, model.generation_config.eos_token_id, metadata.get(_END_OF_TURN)} - {None}
+    model.generation_config.eos_token_id = sorted(end_ids) if len(end_ids) > 1 else end_ids.pop()
+    with replace_folder_atomically(folder) as target:
+        model.save_pretrained(target)
+        tokenizer.save_pretrained(target)
 
 
 @contextmanager
@@ -115,11 +119,11 @@ def _limit_progress_bars() -> Iterator[None]:
     # Import here, because it takes seconds and a conversion happens once.
     from transformers.utils import logging
 
-    silenced = logging.is_progress_bar_enabled() and not sys.stderr.isatty()
-    if silenced:
+    disabled = logging.is_progress_bar_enabled() and not sys.stderr.isatty()
+    if disabled:
         logging.disable_progress_bar()
     try:
         yield
     finally:
-        if silenced:
+        if disabled:
             logging.enable_progress_bar()

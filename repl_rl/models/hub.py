@@ -11,12 +11,12 @@ from repl_rl.errors import ConfigError
 
 _NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_ANSWER_S = 10.0
+_RESPONSE_TIMEOUT_S = 10.0
 """Timeout of the hub's first response, seconds."""
 _WANTED = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
 _UNWANTED = ["*/*", "consolidated*", "training_args*"]
 """Patterns of copies of the same weights in other layouts, mostly in subfolders."""
-_FLOORS = ("config.json", "adapter_config.json"), ("*.safetensors",)
+_REQUIRED_FILES = ("config.json", "adapter_config.json"), ("*.safetensors",)
 """Patterns of files that a model's folder needs: one pattern of each group."""
 
 
@@ -31,8 +31,8 @@ class HubName:
     @classmethod
     def parse(cls, text: str) -> Self | None:
         """Parse `owner/name` or `owner/name@revision`; return None for any other text."""
-        found = _NAME.fullmatch(text)
-        return cls(found["name"], found["revision"]) if found and not text.endswith(".gguf") else None
+        match = _NAME.fullmatch(text)
+        return cls(match["name"], match["revision"]) if match and not text.endswith(".gguf") else None
 
     def __str__(self) -> str:
         return f"{self.name}@{self.revision}" if self.revision else self.name
@@ -49,7 +49,7 @@ class CachedModel:
     """Reason why a possibly outdated copy is used. None means that the hub responded, or that a commit was named."""
 
 
-def download_model(name: HubName, tell: Callable[[str], None]) -> CachedModel:
+def download_model(name: HubName, log: Callable[[str], None]) -> CachedModel:
     """Return the model in the hub's cache, and download missing files.
 
     A commit that is completely cached needs no request. If the hub does not respond, the cached copy of a branch or tag
@@ -64,12 +64,12 @@ def download_model(name: HubName, tell: Callable[[str], None]) -> CachedModel:
         return CachedModel(folder, name)
     unreachable = _check_availability(name)
     if unreachable is None:
-        tell(f"getting {name} from the hub ...")
+        log(f"getting {name} from the hub ...")
         folder, fallback = _fetch_snapshot(name), None
     elif (cached := _find_cached(name)) is not None:
         folder = cached
         fallback = f"the hub cannot be reached ({unreachable}); using the cached {name}, commit {folder.name}"
-        tell(fallback)
+        log(fallback)
     else:
         raise _make_missing_error(name, unreachable)
     return CachedModel(folder, replace(name, revision=folder.name), fallback)
@@ -94,7 +94,7 @@ def _check_availability(name: HubName) -> str | None:
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
     try:
-        HfApi().model_info(name.name, revision=name.revision, timeout=_ANSWER_S)
+        HfApi().model_info(name.name, revision=name.revision, timeout=_RESPONSE_TIMEOUT_S)
     # Subclasses first: a gated model is also a missing one, and both are HTTP errors.
     except RevisionNotFoundError as error:
         raise ConfigError(f"revision of {name.name}", name.revision, "the hub has none of that name") from error
@@ -123,7 +123,9 @@ def _fetch_snapshot(name: HubName) -> Path:
     from huggingface_hub.errors import GatedRepoError
 
     try:
-        found = snapshot_download(name.name, revision=name.revision, allow_patterns=_WANTED, ignore_patterns=_UNWANTED)
+        snapshot = snapshot_download(
+            name.name, revision=name.revision, allow_patterns=_WANTED, ignore_patterns=_UNWANTED
+        )
     except GatedRepoError as error:
         raise _make_gated_error(name) from error
     # Errors of the HTTP library as above, and a full disk.
@@ -131,10 +133,10 @@ def _fetch_snapshot(name: HubName) -> Path:
         reason = " ".join(str(error).split()) or type(error).__name__
         remedy = f"its download stopped: {reason}; what is complete is kept in {_get_cache_folder()}, so try again"
         raise ConfigError("model", str(name), remedy) from error
-    folder = Path(found)
-    if (lacking := _find_missing_file(folder)) is not None:
-        remedy = f"it has no {lacking} at its top; name a model with safetensors weights"
-        if lacking == "*.safetensors":
+    folder = Path(snapshot)
+    if (missing := _find_missing_file(folder)) is not None:
+        remedy = f"it has no {missing} at its top; name a model with safetensors weights"
+        if missing == "*.safetensors":
             remedy += f", or get a .gguf file of it (`hf download {name.name} FILE.gguf`) and give that"
         raise ConfigError("model", str(name), remedy)
     return folder
@@ -147,7 +149,7 @@ def _find_cached(name: HubName) -> Path | None:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        found = snapshot_download(
+        snapshot = snapshot_download(
             name.name,
             revision=name.revision,
             allow_patterns=_WANTED,
@@ -156,24 +158,24 @@ def _find_cached(name: HubName) -> Path | None:
         )
     except LocalEntryNotFoundError:
         return None
-    return None if _find_missing_file(Path(found)) else Path(found)
+    return None if _find_missing_file(Path(snapshot)) else Path(snapshot)
 
 
 def _find_missing_file(folder: Path) -> str | None:
     """Return the first file pattern that a model's folder needs and this one lacks."""
-    for patterns in _FLOORS:
+    for patterns in _REQUIRED_FILES:
         if not any(True for pattern in patterns for _ in folder.glob(pattern)):
             return patterns[0]
     return None
 
 
-def _make_missing_error(name: HubName, why: str) -> ConfigError:
+def _make_missing_error(name: HubName, reason: str) -> ConfigError:
     commits = sorted((Path(_get_cache_folder()) / f"models--{name.name.replace('/', '--')}" / "snapshots").glob("*"))
-    there = f"only {', '.join(c.name for c in commits)}, or parts of it" if commits else "nothing of it"
+    cached = f"only {', '.join(c.name for c in commits)}, or parts of it" if commits else "nothing of it"
     download = f"hf download {name.name}" + (f" --revision {name.revision}" if name.revision else "")
     remedy = (
-        f"there is no such folder, the cache {_get_cache_folder()} has {there}, and the hub cannot be reached ({why}); "
-        f"run `{download}` where it can, and bring the cache here (HF_HOME names its place)"
+        f"there is no such folder, the cache {_get_cache_folder()} has {cached}, and the hub cannot be reached "
+        f"({reason}); run `{download}` on a machine that reaches it, and copy its cache here (folder HF_HOME)"
     )
     return ConfigError("model", str(name), remedy)
 

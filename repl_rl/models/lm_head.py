@@ -49,13 +49,13 @@ class LogitsTransform:
         text = config.get_text_config()
         scale = 1.0
         for name, factor in _SCALES.items():
-            given = getattr(text, name, None)
+            value = getattr(text, name, None)
             # Most models have none of these factors.
-            if given is None:
+            if value is None:
                 continue
-            if not isinstance(given, int | float) or not given:
-                raise ConfigError(name, given, "only a number other than 0 is understood; choose another model")
-            scale *= given if text.model_type in _MULTIPLIED else factor(given)
+            if not isinstance(value, int | float) or not value:
+                raise ConfigError(name, value, "only a number other than 0 is understood; choose another model")
+            scale *= value if text.model_type in _MULTIPLIED else factor(value)
         cap = getattr(text, CAP, None)
         return cls(scale, None if cap is None else float(cap))
 
@@ -94,10 +94,10 @@ def get_maskable_output_layer(model: PreTrainedModel) -> nn.Linear:
     """
     head = model.get_output_embeddings()
     # A cap would raise the logit of a forbidden id to `-cap`.
-    capped = getattr(model.config.get_text_config(), CAP, None)
-    if capped is not None:
+    cap = getattr(model.config.get_text_config(), CAP, None)
+    if cap is not None:
         remedy = "a capped logit cannot be forbidden; use --overshoot carry"
-        raise ConfigError(f"overshoot forbid with a model that sets {CAP}", capped, remedy)
+        raise ConfigError(f"overshoot forbid with a model that sets {CAP}", cap, remedy)
     # The bias of the forbidden ids needs the place of the layer's own bias.
     if not isinstance(head, nn.Linear) or head._parameters.get("bias") is not None:
         layer = type(head).__name__
@@ -116,11 +116,11 @@ def select_existing_ids(ids: Iterable[int], vocabulary: int, device: torch.devic
     return torch.tensor(sorted(i for i in ids if i < vocabulary), dtype=torch.long, device=device)
 
 
-def choose_attention(kind: type[PreTrainedModel], config: PretrainedConfig) -> str:
+def choose_attention(model_class: type[PreTrainedModel], config: PretrainedConfig) -> str:
     """Return the fastest implementation of attention that computes the attention of this model correctly.
 
     Fused implementations ignore a cap of attention weights (Gemma 2). The choice in config.json is ignored, since it
     may name kernels to download.
     """
-    capped = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
-    return "sdpa" if kind._supports_sdpa and not capped else "eager"
+    has_cap = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
+    return "sdpa" if model_class._supports_sdpa and not has_cap else "eager"

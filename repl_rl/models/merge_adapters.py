@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Protocol
 
 from repl_rl.errors import ConfigError
-from repl_rl.models.describe_load_error import copy_generation_config, load_error, make_savable
+from repl_rl.models.describe_load_error import copy_generation_config, describe_load_error, make_savable
 from repl_rl.models.gguf import compute_stamp
-from repl_rl.models.validate_weights import refuse_claims
+from repl_rl.models.validate_weights import load_validated_config
 from repl_rl.utils.atomic_files import replace_folder_atomically
 
 _CONFIG = "adapter_config.json"
@@ -26,7 +26,7 @@ _NAMES = ("modules_to_save", "layers_pattern", "rank_pattern", "alpha_pattern")
 """Keys whose names PEFT puts into regular expressions."""
 _PLAIN = re.compile(r"\^?([\w-]|\\?\.)+\$?")
 """Regular expressions that are a plain name. These take no time to match."""
-_MOST_CHARS = 255
+_MAX_BASE_CHARS = 255
 """Length limit of the base's name."""
 _RANKS = ("r", "init_r", "target_r", "num_virtual_tokens")
 """Keys with a size for which PEFT takes memory."""
@@ -79,13 +79,15 @@ def read_base_model(folder: Path) -> str:
     if not base:
         raise ConfigError("adapters", str(folder), f"write their base as base_model_name_or_path into {_CONFIG}")
     # The system refuses to look for longer names.
-    if len(base) > _MOST_CHARS or any(len(part.encode("utf-8", "replace")) > _MOST_CHARS for part in Path(base).parts):
-        raise _make_config_error(folder, "base_model_name_or_path", base, f"write at most {_MOST_CHARS} characters")
+    if len(base) > _MAX_BASE_CHARS or any(
+        len(part.encode("utf-8", "replace")) > _MAX_BASE_CHARS for part in Path(base).parts
+    ):
+        raise _make_config_error(folder, "base_model_name_or_path", base, f"write at most {_MAX_BASE_CHARS} characters")
     return f"{base}@{revision}" if revision and not Path(base).exists() else base
 
 
-def merge_adapters_into_folder(folder: Path, base: Path, place: Path, tell: Callable[[str], None]) -> Path:
-    """Merge the adapters in `folder` into the model in `base`, as a folder in `place` that is made once.
+def merge_adapters_into_folder(folder: Path, base: Path, cache_folder: Path, log: Callable[[str], None]) -> Path:
+    """Merge the adapters in `folder` into the model in `base`, as a folder in `cache_folder` that is made once.
 
     The tokenizer is that of the adapters, or else of the base.
 
@@ -97,19 +99,21 @@ def merge_adapters_into_folder(folder: Path, base: Path, place: Path, tell: Call
     if find_spec("peft") is None:
         raise ConfigError("adapters", str(folder), "they need the package peft: pip install 'repl_rl[lora]'")
     # The stamp covers both sides, so a new base or new adapters are merged again.
-    of = (folder / _CONFIG, folder / _WEIGHTS, base / "config.json", *sorted(base.glob("*.safetensors")))
-    made = place / f"{folder.resolve().name}-{compute_stamp(*(file for file in of if file.is_file()))}"
-    if not made.is_dir():
-        tell(f"merging the adapters in {folder} with {base} into {made} ...")
-        _write_merged_model(folder, base, made)
-    return made
+    inputs = (folder / _CONFIG, folder / _WEIGHTS, base / "config.json", *sorted(base.glob("*.safetensors")))
+    merged_folder = (
+        cache_folder / f"{folder.resolve().name}-{compute_stamp(*(file for file in inputs if file.is_file()))}"
+    )
+    if not merged_folder.is_dir():
+        log(f"merging the adapters in {folder} with {base} into {merged_folder} ...")
+        _write_merged_model(folder, base, merged_folder)
+    return merged_folder
 
 
 def _read_config(folder: Path) -> Mapping[str, object]:
     try:
         config: object = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
         if not isinstance(config, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError("adapters", str(folder), f"their {_CONFIG} cannot be read: {error}") from error
     return config
@@ -127,7 +131,7 @@ def _make_config_error(folder: Path, key: str, value: object, remedy: str) -> Co
     return ConfigError("adapters", str(folder), f"{key} in their {_CONFIG} is {str(value)[:80]!r}; {remedy}")
 
 
-def _write_merged_model(folder: Path, base: Path, made: Path) -> None:
+def _write_merged_model(folder: Path, base: Path, merged_folder: Path) -> None:
     # Import here, because it takes seconds and a merge happens once.
     from peft import PeftConfig, PeftModel, get_peft_model_state_dict
     from safetensors.torch import load_file
@@ -135,9 +139,9 @@ def _write_merged_model(folder: Path, base: Path, made: Path) -> None:
 
     try:
         weights = load_file(folder / _WEIGHTS)
-        _refuse_ranks(folder, weights)
-        config = refuse_claims(base)
-        plain, found = AutoModelForCausalLM.from_pretrained(
+        _validate_ranks(folder, weights)
+        config = load_validated_config(base)
+        base_model, loading_info = AutoModelForCausalLM.from_pretrained(
             base,
             config=config,
             dtype="auto",
@@ -146,38 +150,40 @@ def _write_merged_model(folder: Path, base: Path, made: Path) -> None:
             trust_remote_code=False,
         )
         # transformers initializes missing weights at random.
-        if found["missing_keys"]:
-            raise ValueError(f"the base has no {min(found['missing_keys'])}")
+        if loading_info["missing_keys"]:
+            raise ValueError(f"the base has no {min(loading_info['missing_keys'])}")
         # Replace regular expressions by the names that they match, so that PEFT matches none itself.
-        selected = PeftConfig.from_pretrained(str(folder))
-        modules = [name for name, _ in plain.named_modules()]
+        peft_config = PeftConfig.from_pretrained(str(folder))
+        modules = [name for name, _ in base_model.named_modules()]
         for key in _SELECTIONS:
-            pattern = getattr(selected, key, None)
+            pattern = getattr(peft_config, key, None)
             if isinstance(pattern, str) and pattern.lower() != "all-linear":
-                setattr(selected, key, _select_matching(folder, key, pattern, modules))
-        model = PeftModel.from_pretrained(plain, str(folder), config=selected)
-        needed, there = set(get_peft_model_state_dict(model)), set(weights)
-        whole = model.merge_and_unload(safe_merge=True)
+                setattr(peft_config, key, _select_matching(folder, key, pattern, modules))
+        model = PeftModel.from_pretrained(base_model, str(folder), config=peft_config)
+        required, available = set(get_peft_model_state_dict(model)), set(weights)
+        merged = model.merge_and_unload(safe_merge=True)
     except ConfigError:
         raise
     # PEFT's errors about foreign files have no common base class.
     except Exception as error:
-        remedy = f"they cannot be merged with {base}: {load_error(error)}; give the base that they were trained on"
+        remedy = (
+            f"they cannot be merged with {base}: {describe_load_error(error)}; give the base that they were trained on"
+        )
         raise ConfigError("adapters", str(folder), remedy) from error
     # PEFT loads incomplete adapters without an error, so compare the names of the weights.
-    if missing := sorted(needed - there):
+    if missing := sorted(required - available):
         remedy = f"they do not fit {base}: {missing[0]} is not among them; give the base that they were trained on"
         raise ConfigError("adapters", str(folder), remedy)
-    make_savable(whole)
-    with replace_folder_atomically(made) as torn:
-        whole.save_pretrained(torn)
-        copy_generation_config(base, torn)
+    make_savable(merged)
+    with replace_folder_atomically(merged_folder) as target:
+        merged.save_pretrained(target)
+        copy_generation_config(base, target)
         tokenizer = folder if any(folder.glob("tokenizer*")) else base
         for file in (file for pattern in _TOKENIZER_FILES for file in tokenizer.glob(pattern)):
-            shutil.copy(file, torn)
+            shutil.copy(file, target)
 
 
-def _refuse_ranks(folder: Path, weights: Mapping[str, _Shaped]) -> None:
+def _validate_ranks(folder: Path, weights: Mapping[str, _Shaped]) -> None:
     """Check ranks and repeated layers against the weights, since PEFT first takes memory for what the config claims."""
     largest = max((size for weight in weights.values() for size in weight.shape), default=0)
     config = _read_config(folder)
@@ -189,7 +195,7 @@ def _refuse_ranks(folder: Path, weights: Mapping[str, _Shaped]) -> None:
                 folder, key, value, f"no dimension of their weights is larger than {largest}; get them again"
             )
     spans = config.get("layer_replication") or []
-    if not isinstance(spans, list) or sum(_count_repeated_layers(each) for each in spans) > len(weights):
+    if not isinstance(spans, list) or sum(_count_repeated_layers(span) for span in spans) > len(weights):
         raise _make_config_error(
             folder, "layer_replication", spans, f"they have {len(weights)} weights; get them again"
         )
@@ -206,15 +212,17 @@ def _select_matching(folder: Path, key: str, pattern: str, names: Sequence[str])
     """Return the names that a regular expression matches. Matching runs in a process that ends at a limit.
 
     Raises:
-        ConfigError: it is no regular expression, exceeds the limit, or no target matches.
+        ConfigError: it is not a regular expression, exceeds the limit, or no target matches.
     """
-    ask = json.dumps([_MATCH_S, pattern, names])
-    done = subprocess.run([sys.executable, "-I", "-c", _MATCH], input=ask, capture_output=True, text=True, check=False)
-    found: Sequence[str] = json.loads(done.stdout) if done.returncode == 0 else []
-    if done.returncode != 0:
-        remedy = f"it is no regular expression, or takes more than {_MATCH_S} s; write a list of names"
+    request = json.dumps([_MATCH_S, pattern, names])
+    result = subprocess.run(
+        [sys.executable, "-I", "-c", _MATCH], input=request, capture_output=True, text=True, check=False
+    )
+    matches: Sequence[str] = json.loads(result.stdout) if result.returncode == 0 else []
+    if result.returncode != 0:
+        remedy = f"it is not a regular expression, or takes more than {_MATCH_S} s; write a list of names"
         raise _make_config_error(folder, key, pattern, remedy)
-    if not found and key == "target_modules":
+    if not matches and key == "target_modules":
         remedy = "it matches no module of their base; give the base that they were trained on"
         raise _make_config_error(folder, key, pattern, remedy)
-    return found
+    return matches

@@ -25,7 +25,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils.logging import disable_progress_bar, get_logger
 
 from repl_rl.errors import ConfigError, EngineError
-from repl_rl.models.describe_load_error import copy_generation_config, load_error
+from repl_rl.models.describe_load_error import copy_generation_config, describe_load_error
 from repl_rl.models.safetensors_index import INDEX, WHOLE, WeightShapes, list_checkpoint_files, read_checkpoint_shapes
 
 StateDict = Mapping[str, Tensor]
@@ -61,8 +61,8 @@ def rename_to_checkpoint(model: PreTrainedModel, state: StateDict) -> dict[str, 
     """Return the weights in `state` of `model` under the names of its checkpoint; tied ones appear once."""
     tied: Mapping[str, str] = model.all_tied_weights_keys
     ignored = set(model._keys_to_ignore_on_save or ())
-    own = {name: w for name, w in state.items() if tied.get(name) not in state and name not in ignored}
-    stored: dict[str, Tensor] = revert_weight_conversion(model, own)
+    saved_weights = {name: w for name, w in state.items() if tied.get(name) not in state and name not in ignored}
+    stored: dict[str, Tensor] = revert_weight_conversion(model, saved_weights)
     return stored
 
 
@@ -91,25 +91,29 @@ def complete_checkpoint(folder: Path, base: Path) -> None:
     config = read_config(base)
     if resolve_causal_class(config)[1] is config:
         return
-    found = load_skeleton(base)
+    skeleton = load_skeleton(base)
     # Stored names of tied weights. The saved checkpoint has these weights under another name.
-    nothing = torch.empty(0, device="meta")
-    doubled = rename_to_checkpoint(found.model, dict.fromkeys(found.model.all_tied_weights_keys, nothing))
-    rest = found.checkpoint_shapes.keys() - found.trained_shapes.keys() - doubled.keys()
+    empty = torch.empty(0, device="meta")
+    tied_names = rename_to_checkpoint(skeleton.model, dict.fromkeys(skeleton.model.all_tied_weights_keys, empty))
+    rest = skeleton.checkpoint_shapes.keys() - skeleton.trained_shapes.keys() - tied_names.keys()
     # Two files need an index. A single file is renamed, since its standard name means that there is no other.
-    whole = folder / WHOLE
-    if whole.is_file():
-        whole.rename(folder / "model-trained.safetensors")
-        places = dict.fromkeys(found.trained_shapes, "model-trained.safetensors")
+    single_file = folder / WHOLE
+    if single_file.is_file():
+        single_file.rename(folder / "model-trained.safetensors")
+        weight_files = dict.fromkeys(skeleton.trained_shapes, "model-trained.safetensors")
     else:
-        places = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        weight_files = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
     save_file(_read_tensors(base, rest), folder / "model-untrained.safetensors", metadata={"format": "pt"})
-    places |= dict.fromkeys(sorted(rest), "model-untrained.safetensors")
-    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}, indent=2) + "\n", encoding="utf-8")
+    weight_files |= dict.fromkeys(sorted(rest), "model-untrained.safetensors")
+    (folder / INDEX).write_text(
+        json.dumps({"metadata": {}, "weight_map": weight_files}, indent=2) + "\n", encoding="utf-8"
+    )
     # Take the configuration of the whole model, with the dtype of the saved weights.
-    saved, said = (json.loads((place / "config.json").read_text(encoding="utf-8")) for place in (folder, base))
-    said["dtype"] = said["text_config"]["dtype"] = saved.get("dtype")
-    (folder / "config.json").write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+    saved_config, base_config = (
+        json.loads((source / "config.json").read_text(encoding="utf-8")) for source in (folder, base)
+    )
+    base_config["dtype"] = base_config["text_config"]["dtype"] = saved_config.get("dtype")
+    (folder / "config.json").write_text(json.dumps(base_config, indent=2) + "\n", encoding="utf-8")
 
 
 def read_config(folder: Path) -> PretrainedConfig:
@@ -123,7 +127,7 @@ def read_config(folder: Path) -> PretrainedConfig:
     # Unknown content of config.json can raise any exception.
     except Exception as error:
         raise ConfigError(
-            "model folder", str(folder), f"transformers cannot read its config.json: {load_error(error)}"
+            "model folder", str(folder), f"transformers cannot read its config.json: {describe_load_error(error)}"
         ) from error
     # A config.json may name kernels, which transformers would download from the hub. Every caller chooses its own.
     config._attn_implementation = config._experts_implementation = None
@@ -139,54 +143,54 @@ def resolve_causal_class(config: PretrainedConfig) -> tuple[type[PreTrainedModel
         ConfigError: transformers has no such class.
     """
     try:
-        found = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        entry = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     except KeyError:
         remedy = "transformers has no causal language model of it, so it cannot be trained here; choose another"
         raise ConfigError("model_type", config.model_type, remedy) from None
-    chosen: type[PreTrainedModel] = found[0] if isinstance(found, tuple | list) else found
+    model_class: type[PreTrainedModel] = entry[0] if isinstance(entry, tuple | list) else entry
     text = config.sub_configs.get("text_config")
-    return chosen, config.get_text_config() if text is not None and chosen.config_class == text else config
+    return model_class, config.get_text_config() if text is not None and model_class.config_class == text else config
 
 
 def _read_tensors(folder: Path, names: Set[str]) -> dict[str, Tensor]:
-    picked: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for file in list_checkpoint_files(folder):
-        with safe_open(file, "pt") as opened:
-            picked |= {name: opened.get_tensor(name) for name in names & set(opened.keys())}
-    return picked
+        with safe_open(file, "pt") as tensor_file:
+            tensors |= {name: tensor_file.get_tensor(name) for name in names & set(tensor_file.keys())}
+    return tensors
 
 
 @lru_cache(maxsize=8)
-def _load_skeleton(folder: Path, _changed: int) -> ModelSkeleton:
-    kind, config = resolve_causal_class(read_config(folder))
+def _load_skeleton(folder: Path, _modified_ns: int) -> ModelSkeleton:
+    model_class, config = resolve_causal_class(read_config(folder))
     try:
-        stored = read_checkpoint_shapes(folder)
+        stored_shapes = read_checkpoint_shapes(folder)
         meta = torch.device("meta")
         # Weights on the meta device have a shape, but no data.
-        weights = {name: torch.empty(shape, device=meta) for name, shape in stored.items()}
-        model = _build_model(kind, config, weights, meta, torch.float32, "eager")
-        trained = {name: tuple(w.shape) for name, w in rename_to_checkpoint(model, model.state_dict()).items()}
+        weights = {name: torch.empty(shape, device=meta) for name, shape in stored_shapes.items()}
+        model = _build_model(model_class, config, weights, meta, torch.float32, "eager")
+        trained_shapes = {name: tuple(w.shape) for name, w in rename_to_checkpoint(model, model.state_dict()).items()}
     except EngineError as error:
         raise ConfigError("model folder", str(folder), str(error)) from error
     # A conversion of weights that does not fit these shapes can raise any exception.
     except Exception as error:
         raise ConfigError(
-            "model folder", str(folder), f"{kind.__name__} cannot be made of it: {load_error(error)}"
+            "model folder", str(folder), f"{model_class.__name__} cannot be made of it: {describe_load_error(error)}"
         ) from error
     # Compare the weights that a sync would write with those of the checkpoint, which the engine loads.
-    if other := sorted(name for name, shape in trained.items() if stored.get(name) != shape):
-        name = other[0]
+    if differing := sorted(name for name, shape in trained_shapes.items() if stored_shapes.get(name) != shape):
+        name = differing[0]
         remedy = (
-            f"its {kind.__name__} would be saved with {len(other)} other weights than it has: {name} as "
-            f"{trained[name]}, stored as {stored.get(name)} (None: absent), so no engine could follow it; save it "
-            "again with this transformers"
+            f"its {model_class.__name__} would be saved with {len(differing)} other weights than it has: {name} as "
+            f"{trained_shapes[name]}, stored as {stored_shapes.get(name)} (None: absent), so no engine could follow "
+            "it; save it again with this transformers"
         )
         raise ConfigError("model folder", str(folder), remedy)
-    return ModelSkeleton(model, stored, trained)
+    return ModelSkeleton(model, stored_shapes, trained_shapes)
 
 
 def _build_model(
-    kind: type[PreTrainedModel],
+    model_class: type[PreTrainedModel],
     config: PretrainedConfig,
     state: StateDict,
     device: torch.device,
@@ -194,7 +198,7 @@ def _build_model(
     attention: str,
 ) -> PreTrainedModel:
     with _silence_loading_report():
-        model, told = kind.from_pretrained(
+        model, loading_info = model_class.from_pretrained(
             None,
             config=config,
             state_dict=dict(state),
@@ -206,9 +210,9 @@ def _build_model(
             output_loading_info=True,
         )
     # transformers only logs missing weights, and initializes them at random.
-    if wrong := sorted({*told["missing_keys"], *(name for name, *_ in told["mismatched_keys"])}):
+    if faulty := sorted({*loading_info["missing_keys"], *(name for name, *_ in loading_info["mismatched_keys"])}):
         raise EngineError(
-            f"{len(wrong)} weights of {kind.__name__} are missing or have another shape, {wrong[0]} first; "
+            f"{len(faulty)} weights of {model_class.__name__} are missing or have another shape, {faulty[0]} first; "
             "save the same model"
         )
     loaded: PreTrainedModel = model

@@ -42,15 +42,15 @@ class ResolvedModel:
     """Reason why a cached copy is used instead of the hub, for the base of adapters too; None means that none is."""
 
 
-def resolve_model(model: str, place: Path, tell: LogLine) -> ResolvedModel:
+def resolve_model(model: str, cache_folder: Path, log: LogLine) -> ResolvedModel:
     """Find or make the policy `model`: builtin:quickstart, an existing path, or NAME or NAME@REVISION of the hub.
 
-    A converted policy (dequantized or merged) is made once, in a folder in `place`, atomically.
+    A converted policy (dequantized or merged) is made once, in a folder in `cache_folder`, atomically.
 
     Raises:
         ConfigError: it does not exist, or cannot be loaded or read; nothing is written then.
     """
-    return _resolve(model, place, tell, ())
+    return _resolve(model, cache_folder, log, ())
 
 
 def is_bundled_kind(folder: Path) -> bool:
@@ -60,51 +60,51 @@ def is_bundled_kind(folder: Path) -> bool:
     vocabulary, because it was made for the bundled policy (`repl_rl.sft.create_random_model`). A folder that cannot
     be read gives False.
     """
-    own = _read_identity(find_asset("policies/quickstart"))
-    return own is not None and _read_identity(folder) == own
+    bundled = _read_identity(find_asset("policies/quickstart"))
+    return bundled is not None and _read_identity(folder) == bundled
 
 
-def _resolve(model: str, place: Path, tell: LogLine, above: tuple[Path, ...]) -> ResolvedModel:
+def _resolve(model: str, cache_folder: Path, log: LogLine, ancestors: tuple[Path, ...]) -> ResolvedModel:
     if model == BUNDLED:
         return ResolvedModel(find_asset("policies/quickstart"), model)
     # A path wins over a name of the hub.
     path = Path(model)
     if path.is_file():
-        return ResolvedModel(convert_gguf(path, place, tell), model)
+        return ResolvedModel(convert_gguf(path, cache_folder, log), model)
     if path.is_dir():
-        return _merge_if_adapters(path, model, place, tell, above)
+        return _merge_if_adapters(path, model, cache_folder, log, ancestors)
     # Neither a file nor a folder: a model of the hub.
     name = HubName.parse(model)
     if name is None:
         remedy = "give a folder with weights, config and tokenizer, a .gguf file, or a model of the hub as owner/name"
-        raise ConfigError("model folder", model, f"it is not there; {remedy}")
-    copy = download_model(name, tell)
-    merged = _merge_if_adapters(copy.folder, str(copy.hub_name), place, tell, above)
+        raise ConfigError("model folder", model, f"it does not exist; {remedy}")
+    copy = download_model(name, log)
+    merged = _merge_if_adapters(copy.folder, str(copy.hub_name), cache_folder, log, ancestors)
     return replace(merged, fallback=copy.fallback_reason or merged.fallback)
 
 
 def _merge_if_adapters(
-    folder: Path, reference: str, place: Path, tell: LogLine, above: tuple[Path, ...]
+    folder: Path, reference: str, cache_folder: Path, log: LogLine, ancestors: tuple[Path, ...]
 ) -> ResolvedModel:
     """Return `folder`, or if it holds only adapters, a folder in which they are merged into their base.
 
-    `above`: the adapters whose base this folder is.
+    `ancestors`: the adapters whose base this folder is.
     """
     if not has_only_adapters(folder):
         return ResolvedModel(folder, reference)
-    given = read_base_model(folder)
-    beside = folder / given
+    base_name = read_base_model(folder)
+    adjacent = folder / base_name
     # Adapters may name adapters as their base, so a cycle is possible.
     try:
-        if folder.resolve() in above:
+        if folder.resolve() in ancestors:
             raise ConfigError("model folder", str(folder), "these adapters are their own base; name another")
         # `./base` and `../base` are relative to the adapters. A plain name may also be in the working folder.
-        theirs = given.startswith(("./", "../")) or not Path(given).exists()
-        here = str(beside) if beside.exists() and theirs else given
-        base = _resolve(here, place, tell, (*above, folder.resolve()))
+        is_adjacent = base_name.startswith(("./", "../")) or not Path(base_name).exists()
+        source = str(adjacent) if adjacent.exists() and is_adjacent else base_name
+        base = _resolve(source, cache_folder, log, (*ancestors, folder.resolve()))
     except ConfigError as error:
-        raise ConfigError(f"base of the adapters in {folder}", given, f"it cannot be had: {error}") from error
-    return ResolvedModel(merge_adapters_into_folder(folder, base.folder, place, tell), reference, base.fallback)
+        raise ConfigError(f"base of the adapters in {folder}", base_name, f"it cannot be loaded: {error}") from error
+    return ResolvedModel(merge_adapters_into_folder(folder, base.folder, cache_folder, log), reference, base.fallback)
 
 
 def _read_identity(folder: Path) -> object:

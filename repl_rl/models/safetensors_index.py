@@ -28,14 +28,14 @@ def list_checkpoint_files(folder: Path) -> Sequence[Path]:
         return (folder / WHOLE,)
     if (folder / INDEX).is_file():
         try:
-            named = sorted(
+            file_names = sorted(
                 set(map(str, json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
             )
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise EngineError(f"{folder / INDEX} cannot be read ({error}); get it again") from error
-        if lost := [name for name in named if not (folder / name).is_file()]:
-            raise EngineError(f"{folder} lacks {lost[0]}, which its index names; get it again")
-        return tuple(folder / name for name in named)
+        if missing := [name for name in file_names if not (folder / name).is_file()]:
+            raise EngineError(f"{folder} lacks {missing[0]}, which its index names; get it again")
+        return tuple(folder / name for name in file_names)
     raise EngineError(f"{folder} has no {WHOLE} and no {INDEX}; save the policy with save_pretrained first")
 
 
@@ -59,15 +59,15 @@ def validate_checkpoint_names(folder: Path, trained: WeightShapes, known: Weight
     Raises:
         EngineError: a weight is missing, unknown, or has another shape.
     """
-    found = read_checkpoint_shapes(folder)
+    shapes = read_checkpoint_shapes(folder)
     # A weight may be left out only if it is not trained; every weight that is there must have the known shape.
     allowed = {**known, **trained}
-    wrong = sorted(name for name in trained.keys() | found.keys() if found.get(name) != allowed.get(name))
-    if wrong:
-        name = wrong[0]
+    mismatched = sorted(name for name in trained.keys() | shapes.keys() if shapes.get(name) != allowed.get(name))
+    if mismatched:
+        name = mismatched[0]
         raise EngineError(
-            f"{folder} does not fit the open model: {len(wrong)} weights differ, {name} is {found.get(name)} there and "
-            f"{allowed.get(name)} here (None: absent); save the same model"
+            f"{folder} does not fit the open model: {len(mismatched)} weights differ, {name} is {shapes.get(name)} "
+            f"there and {allowed.get(name)} here (None: absent); save the same model"
         )
 
 

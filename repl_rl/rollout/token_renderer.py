@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from repl_rl.deprecations import keeps_old_names
 from repl_rl.engine.base import Chunk, ChunkEnd
 from repl_rl.errors import ConfigError
-from repl_rl.models.describe_load_error import load_error
+from repl_rl.models.describe_load_error import describe_load_error
 from repl_rl.rollout.chat_template import ChatTemplate, Message
 from repl_rl.rollout.prompts import FewShotExample, fill_template
 from repl_rl.rollout.tokenizer_audit import audit_vocabulary, read_end_tokens, refuse_ids_beyond
@@ -177,7 +177,9 @@ class Renderer:
             tokenizer = load.from_pretrained(str(folder), trust_remote_code=False, **choice)
         # A parser may raise anything for foreign bytes.
         except _panics(Exception) as error:
-            raise ConfigError("tokenizer folder", str(folder), f"it cannot be loaded: {load_error(error)}") from error
+            raise ConfigError(
+                "tokenizer folder", str(folder), f"it cannot be loaded: {describe_load_error(error)}"
+            ) from error
         refuse_ids_beyond(tokenizer, place)
         ends = read_end_tokens(place)
         return cls(tokenizer, overshoot, str(folder), ends=ends, chat=chat, bos=bos, prompt_space=prompt_space, now=now)

@@ -24,9 +24,9 @@ from repl_rl.rollout.host_functions import RecordedHostCalls, make_recorded_func
 from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.runs.store import LineTransition, build_transitions
 from repl_rl.samplers.fenced_code_sampler import (
-    as_comments,
-    error_message,
+    extract_error_message,
     extract_printed_text,
+    format_as_comments,
     normalize_block_result,
 )
 from repl_rl.sandbox.base import (
@@ -130,12 +130,12 @@ def holds_result(recorded: ShownText, result: LineResult) -> bool:
         return is_same(replace(recorded, text=printed), ShownText(result.text + end, result.status, result.truncated))
     if recorded.status is not result.status or is_shown_as_comments(recorded, result):
         return recorded.status is result.status
-    return recorded.truncated or _occurs(error_message(result).rstrip("\n"), recorded.text)
+    return recorded.truncated or _occurs(extract_error_message(result).rstrip("\n"), recorded.text)
 
 
 def is_shown_as_comments(recorded: ShownText, result: LineResult) -> bool:
     """Return True if an observation is the output of a line as comments within its block."""
-    return is_same(recorded, ShownText(as_comments(result), result.status, result.truncated))
+    return is_same(recorded, ShownText(format_as_comments(result), result.status, result.truncated))
 
 
 def _occurs(printed: str, text: str) -> bool:

@@ -39,12 +39,12 @@ def build_opening_prompt(renderer: Renderer, system: str, question: str, templat
         ConfigError: the template does not fit the model, or there are two system messages.
     """
     if template.startswith(OWN):
-        begun = fill_template(template, question, "")
-        if begun.system is None:
-            return renderer.build_plain_prompt(begun.head)
+        filled = fill_template(template, question, "")
+        if filled.system is None:
+            return renderer.build_plain_prompt(filled.head)
         if system:
             raise ConfigError("system", system[:40], "the prompt file is the system message already; leave one out")
-        return renderer.build_question_prompt(begun.system, question, begun.examples)
+        return renderer.build_question_prompt(filled.system, question, filled.examples)
     if template == "chat":
         return ChatFormat(renderer).build_prompt(build_conversation(system, question))
     return renderer.build_plain_prompt("".join(f"{part}\n" for part in (system, question) if part))
@@ -52,8 +52,8 @@ def build_opening_prompt(renderer: Renderer, system: str, question: str, templat
 
 def build_conversation(system: str, question: str) -> list[Message]:
     """Return the first messages of a conversation; an empty `system` is left out."""
-    first: list[Message] = [{"role": "system", "content": system}] if system else []
-    return [*first, {"role": "user", "content": question}]
+    system_messages: list[Message] = [{"role": "system", "content": system}] if system else []
+    return [*system_messages, {"role": "user", "content": question}]
 
 
 class ChatFormat:
@@ -97,23 +97,25 @@ class ChatFormat:
         rendered = [
             self._renderer.encode_observation(str(message["content"]), max_tokens, last=True) for message in messages
         ]
-        shown = [each.text for each in rendered]
+        texts = [observation.text for observation in rendered]
         # Render the template with one probe per message, then put each text in the place of its probe.
         probes = [_PROBE.format(i) for i in range(len(messages))]
         turn, answers, frame = self._split_reply_frame(messages, called, probes)
         text, ids = "", list[int]()
         rest = frame
         for i, probe in enumerate(probes):
-            glue, found, rest = rest.partition(probe)
-            if not found:
+            glue, matched, rest = rest.partition(probe)
+            if not matched:
                 role = messages[i]["role"]
                 raise ConfigError(self.template.name, f"leaves out role {role!r}", "use another model")
             # Encode glue and text separately, so that no text can form a control token.
-            written = self._render_content(turn, answers, probes, i, shown[i], frame)
-            text += glue + written
-            ids += (*self._renderer.encode_with_control_tokens(glue), *self._renderer.encode(written))
+            content = self._render_content(turn, answers, probes, i, texts[i], frame)
+            text += glue + content
+            ids += (*self._renderer.encode_with_control_tokens(glue), *self._renderer.encode(content))
         return Observed(
-            text + rest, (*ids, *self._renderer.encode_with_control_tokens(rest)), any(each.cut for each in rendered)
+            text + rest,
+            (*ids, *self._renderer.encode_with_control_tokens(rest)),
+            any(observation.cut for observation in rendered),
         )
 
     def render(self, messages: Sequence[Message], open_turn: bool) -> str:
@@ -133,10 +135,10 @@ class ChatFormat:
         Some templates write only one call per turn, or none. The turn then has fewer calls than the policy made.
         """
         # Try all calls, then only the last one, then none.
-        *ways, last = [
+        *candidates, last = [
             _link_tool_calls(messages, names) for names in dict.fromkeys((tuple(called), tuple(called[-1:]), ()))
         ]
-        for turn, answers in ways:
+        for turn, answers in candidates:
             try:
                 return turn, answers, self._render_after_turn(turn, answers, probes)
             except ConfigError:
@@ -147,13 +149,15 @@ class ChatFormat:
         self, turn: Message, messages: Sequence[Message], probes: Sequence[str], i: int, content: str, frame: str
     ) -> str:
         """Return `content` as the template writes it in message `i`: unchanged, trimmed, as JSON, ..."""
-        before, _, after = frame.partition(probes[i])
-        real = self._render_after_turn(turn, messages, [*probes[:i], content, *probes[i + 1 :]])
+        prefix, _, suffix = frame.partition(probes[i])
+        rendered = self._render_after_turn(turn, messages, [*probes[:i], content, *probes[i + 1 :]])
         # The template must write the same glue around every text.
-        if not (real.startswith(before) and real.endswith(after) and len(real) >= len(before) + len(after)):
+        if not (
+            rendered.startswith(prefix) and rendered.endswith(suffix) and len(rendered) >= len(prefix) + len(suffix)
+        ):
             remedy = "what it writes around a message must not depend on the message; use another model"
-            raise ConfigError(self.template.name, real[:80], remedy)
-        return real[len(before) : len(real) - len(after)]
+            raise ConfigError(self.template.name, rendered[:80], remedy)
+        return rendered[len(prefix) : len(rendered) - len(suffix)]
 
     def _render_after_turn(self, turn: Message, messages: Sequence[Message], contents: Sequence[str]) -> str:
         """Return the text after the end of a turn that is followed by `messages` with these contents.
@@ -164,41 +168,41 @@ class ChatFormat:
         # Some templates refuse a conversation that does not begin with the user.
         filled = [{**message, "content": content} for message, content in zip(messages, contents, strict=True)]
         text = self.render([_make_user_message("?"), turn, *filled], True)
-        _, found, tail = text.partition(_TURN)
+        _, matched, tail = text.partition(_TURN)
         # Render the turn alone too. Its end shows the place of the end token.
         glue = (
             self._cut_after_end(tail, self.render([_make_user_message("?"), turn], False).partition(_TURN)[2])
-            if found
+            if matched
             else None
         )
         if glue is None:
-            ends = " or ".join(map(repr, self.end_tokens))
-            remedy = f"a turn of the policy must end with {ends}; set the end token in generation_config.json"
+            end_names = " or ".join(map(repr, self.end_tokens))
+            remedy = f"a turn of the policy must end with {end_names}; set the end token in generation_config.json"
             raise ConfigError(self.template.name, text[-80:], remedy)
         return glue
 
-    def _cut_after_end(self, tail: str, alone: str) -> str | None:
+    def _cut_after_end(self, tail: str, last_turn: str) -> str | None:
         """Return the text behind the end of a turn in `tail`, or None if the turn has no end.
 
-        `tail` begins in the middle of that turn. `alone` is the same text if the turn is the last one. There it ends
-        with an end token, as when the policy ends it. If messages follow, some templates write another control token in
-        that place.
+        `tail` begins in the middle of that turn. `last_turn` is the same text without messages after the turn. There,
+        the turn ends with an end token, as when the policy ends it. If messages follow, some templates write another
+        control token in that place.
         """
-        places = sorted((alone.index(end), end) for end in self.end_tokens if end in alone)
-        if places:
+        positions = sorted((last_turn.index(end), end) for end in self.end_tokens if end in last_turn)
+        if positions:
             # Look in `tail` for the place where the last turn ends, and accept any control token there.
-            before, end = alone[: places[0][0]], places[0][1]
-            rest = tail.removeprefix(before) if tail.startswith(before) else ""
-            instead = [end, *(token for token in self._controls if token)]
-            written = next((token for token in instead if rest.startswith(token)), None)
-            if written is not None:
-                return rest[len(written) :]
+            prefix, end = last_turn[: positions[0][0]], positions[0][1]
+            rest = tail.removeprefix(prefix) if tail.startswith(prefix) else ""
+            end_candidates = [end, *(token for token in self._controls if token)]
+            end_token = next((token for token in end_candidates if rest.startswith(token)), None)
+            if end_token is not None:
+                return rest[len(end_token) :]
         # Otherwise the first end token counts, unless the next message comes before it.
-        places = sorted((tail.index(end), end) for end in self.end_tokens if end in tail)
+        positions = sorted((tail.index(end), end) for end in self.end_tokens if end in tail)
         probes = [tail.index(probe) for probe in (_PROBE.format(0),) if probe in tail]
-        if not places or (probes and places[0][0] > probes[0]):
+        if not positions or (probes and positions[0][0] > probes[0]):
             return None
-        return tail[places[0][0] + len(places[0][1]) :]
+        return tail[positions[0][0] + len(positions[0][1]) :]
 
     @cached_property
     def _controls(self) -> tuple[str, ...]:
@@ -208,11 +212,11 @@ class ChatFormat:
 
 def make_tool_call_message(calls: Sequence[tuple[str, Mapping[str, object]]], content: str = "") -> Message:
     """Return a turn of the policy that calls tools with these names and arguments."""
-    written = [
+    tool_calls = [
         {"id": _make_call_id(i), "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
         for i, (name, arguments) in enumerate(calls)
     ]
-    return {"role": "assistant", "content": content, "tool_calls": written}
+    return {"role": "assistant", "content": content, "tool_calls": tool_calls}
 
 
 def _link_tool_calls(messages: Sequence[Message], called: Sequence[str]) -> tuple[Message, Sequence[Message]]:
@@ -223,11 +227,11 @@ def _link_tool_calls(messages: Sequence[Message], called: Sequence[str]) -> tupl
     if not called:
         return {"role": "assistant", "content": _TURN}, messages
     # Only the last call carries the probe, because the text after the turn begins behind it.
-    *others, last = called
-    turn = make_tool_call_message([*((name, {"value": "?"}) for name in others), (last, {"value": _TURN})])
-    numbers = [min(i, len(others)) for i in range(len(messages))]
-    named = zip(messages, numbers, strict=True)
-    return turn, [{**message, "name": called[i], "tool_call_id": _make_call_id(i)} for message, i in named]
+    *earlier, last = called
+    turn = make_tool_call_message([*((name, {"value": "?"}) for name in earlier), (last, {"value": _TURN})])
+    numbers = [min(i, len(earlier)) for i in range(len(messages))]
+    numbered = zip(messages, numbers, strict=True)
+    return turn, [{**message, "name": called[i], "tool_call_id": _make_call_id(i)} for message, i in numbered]
 
 
 def _make_call_id(number: int) -> str:
@@ -247,7 +251,7 @@ def compile_single_group(name: str, pattern: str, flags: re.RegexFlag = re.DOTAL
     try:
         compiled = re.compile(pattern, flags)
     except re.error as error:
-        raise ConfigError(name, pattern, f"it is no regular expression: {error}") from error
+        raise ConfigError(name, pattern, f"it is not a regular expression: {error}") from error
     if compiled.groups != 1:
         raise ConfigError(name, pattern, f"it has {compiled.groups} groups; give exactly one")
     return compiled
@@ -260,18 +264,18 @@ def check_single_place(name: str, frame: str) -> str:
         ConfigError: it does not contain `{}` exactly once.
     """
     if frame.count("{}") != 1:
-        raise ConfigError(name, frame, "mark the place of the text with one {}")
+        raise ConfigError(name, frame, "mark the place of the text with exactly one {}")
     return frame
 
 
 def fill_frame(frame: str, text: str) -> str:
     """Return `frame` with `text` in its place. Braces in `text` stay as they are."""
     # Not `str.format`, because the frame may contain other braces.
-    before, _, after = frame.partition("{}")
-    return before + text + after
+    prefix, _, suffix = frame.partition("{}")
+    return prefix + text + suffix
 
 
 def find_last_match(pattern: re.Pattern[str], text: str) -> str | None:
     """Return the group of the last match, without surrounding white space. None means that there is no match."""
-    found = pattern.findall(text)
-    return str(found[-1]).strip() if found else None
+    matches = pattern.findall(text)
+    return str(matches[-1]).strip() if matches else None

@@ -113,7 +113,7 @@ class ChatToolSampler(RolloutSampler):
         if not reader.is_own_format:
             return None
         name = renderer.chat_template.name
-        return f"{name}: neither it nor TRL says how calls are read; our format {reader.source} does it"
+        return f"{name}: neither the template nor TRL defines a format of calls, so our format {reader.source} is used"
 
     def _get_format(self, renderer: Renderer) -> tuple[ChatFormat, ToolCallParser]:
         """Return the chat format of a policy and the reader of its calls. They are computed once per renderer."""
@@ -129,7 +129,7 @@ class ChatToolSampler(RolloutSampler):
     async def rollout(self, episode: Episode) -> None:
         chat, reader = self._get_format(episode.renderer)
         run = self.make_call_runner(episode)
-        called = False
+        has_called = False
         while not episode.ended:
             line = await episode.sample_turn()
             if line.end is LineEnd.LENGTH:
@@ -137,9 +137,9 @@ class ChatToolSampler(RolloutSampler):
             # A truncated turn has returned above, so its calls are complete.
             calls = reader.parse(line.text)
             if not calls:
-                self._submit_or_finish(episode, line.text, called)
+                self._submit_or_finish(episode, line.text, has_called)
                 return
-            called = True
+            has_called = True
             # All calls of a turn run concurrently. Their results keep the order of the calls.
             results = await asyncio.gather(*map(run, calls))
             self._record_results(episode, results)
@@ -161,9 +161,9 @@ class ChatToolSampler(RolloutSampler):
     async def run(self, call: ToolCall | ToolResult) -> ToolResult:
         """Run a call. Arguments of other types than in the tool's schema give an `exception`."""
         if isinstance(call, ToolCall) and (schema := self._schema_of.get(call.name)) is not None:
-            wrong = find_wrong_argument(schema, call.kwargs)
-            if wrong is not None:
-                return ToolResult(LineStatus.EXCEPTION, f"TypeError: {call.name}(): {wrong}")
+            problem = find_wrong_argument(schema, call.kwargs)
+            if problem is not None:
+                return ToolResult(LineStatus.EXCEPTION, f"TypeError: {call.name}(): {problem}")
         return await self.toolbox.run(call)
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
@@ -186,41 +186,41 @@ class ChatToolSampler(RolloutSampler):
         """Return name and success of each call of these rollouts. The calls are parsed again from the recorded text."""
         if self._known is None:
             return []
-        found: list[tuple[str, bool]] = []
+        outcomes: list[tuple[str, bool]] = []
         for line in (line for t in trajectories for line in t.lines):
             # The rewards show which calls failed, but not the names of their tools.
             results = [reward.name == ANSWERED for reward in line.rewards if reward.name in (ANSWERED, FAILED)]
             calls = self._known[2].parse(line.text) if results else ()
-            found += [
+            outcomes += [
                 (call.name if isinstance(call, ToolCall) else "", ok) for call, ok in zip(calls, results, strict=False)
             ]
-        return found
+        return outcomes
 
     def _record_results(self, episode: Episode, results: Sequence[ToolResult]) -> None:
         """Record the calls of a turn and their rewards. The status is that of the first failed call."""
-        deciding = next((result for result in results if not result.is_ok), results[0])
-        episode.record_execution(Execution(deciding.status, max(result.elapsed_s for result in results)))
+        status_result = next((result for result in results if not result.is_ok), results[0])
+        episode.record_execution(Execution(status_result.status, max(result.elapsed_s for result in results)))
         for result in results:
             name = ANSWERED if result.is_ok else FAILED
             episode.reward(self.rewards[name], name=name)
 
-    def _submit_or_finish(self, episode: Episode, text: str, called: bool) -> None:
+    def _submit_or_finish(self, episode: Episode, text: str, has_called: bool) -> None:
         """End a rollout after a turn without calls. A turn without an answer submits nothing."""
-        if not called:
+        if not has_called:
             episode.reward(self.not_called, name="tools/not_called")
         answer = find_last_match(self._answer, text)
         if answer is not None:
             episode.submit(answer)
 
 
-def _build_schema(name: str, tool: ToolFunction, given: Mapping[str, Mapping[str, object]]) -> Mapping[str, object]:
+def _build_schema(name: str, tool: ToolFunction, schemas: Mapping[str, Mapping[str, object]]) -> Mapping[str, object]:
     """Return the given schema of a tool, or one made from its type hints and docstring.
 
     Raises:
         ConfigError: the schema cannot be made, is not JSON, or is malformed.
     """
     try:
-        schema: Mapping[str, object] = given[name] if name in given else get_json_schema(tool)
+        schema: Mapping[str, object] = schemas[name] if name in schemas else get_json_schema(tool)
     # transformers raises its own classes, TypeError and ValueError.
     except Exception as error:
         remedy = f"give it type hints and a docstring with every argument, or a schema: {error}"
@@ -285,13 +285,13 @@ class JudgeToolSampler(ChatToolSampler):
         # Each rollout has its own iterator of checks. Concurrent calls of a turn share it.
         return partial(self._run, episode, iter(range(self.checks)))
 
-    async def _run(self, episode: Episode, left: Iterator[int], call: ToolCall | ToolResult) -> ToolResult:
-        """Run a call of one rollout. `left` has one element per check that the rollout may still make."""
+    async def _run(self, episode: Episode, remaining_checks: Iterator[int], call: ToolCall | ToolResult) -> ToolResult:
+        """Run a call of one rollout. `remaining_checks` has one element per check that the rollout may still make."""
         if not (isinstance(call, ToolCall) and call.name == check_answer.__name__):
             return await self.run(call)
         if set(call.kwargs) != {"answer"}:
             return ToolResult(LineStatus.EXCEPTION, "TypeError: check_answer() takes one argument, answer")
-        if next(left, None) is None:
+        if next(remaining_checks, None) is None:
             return ToolResult(LineStatus.EXCEPTION, "PermissionError: no checks are left")
         # An error of the judge passes, because its text may quote the reference answer.
         score = await episode.judge(str(call.kwargs["answer"]))

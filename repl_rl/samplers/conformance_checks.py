@@ -91,20 +91,22 @@ class SessionRecording:
         They are observed, unless they start with a chunk that was taken back here. That chunk was then chosen.
         """
         # Several undone chunks may begin here. The longest that fits was chosen.
-        here = (t for t in self.undone_chunks if t.position == len(self.ids) and t.ids == (*ids[: len(t.ids)],))
-        own = max((t.logprobs for t in here), key=len, default=())
+        undone = (t for t in self.undone_chunks if t.position == len(self.ids) and t.ids == (*ids[: len(t.ids)],))
+        chosen_logprobs = max((t.logprobs for t in undone), key=len, default=())
         self.ids += ids
-        self.logprobs += [*own, *[None] * (len(ids) - len(own))]
+        self.logprobs += [*chosen_logprobs, *[None] * (len(ids) - len(chosen_logprobs))]
 
-    def undo_chunk(self, at: int) -> None:
-        """Remove the newest chunk, which began at `at`, from the session."""
-        self.undone_chunks.append(UndoneChunk(at, tuple(self.ids[at:]), tuple(self.logprobs[at:])))
-        del self.ids[at:], self.logprobs[at:]
+    def undo_chunk(self, position: int) -> None:
+        """Remove the newest chunk, which began at `position`, from the session."""
+        self.undone_chunks.append(UndoneChunk(position, tuple(self.ids[position:]), tuple(self.logprobs[position:])))
+        del self.ids[position:], self.logprobs[position:]
 
-    def get_undone_at(self, at: int) -> list[tuple[tuple[int, ...], tuple[float | None, ...]]]:
+    def get_undone_at(self, position: int) -> list[tuple[tuple[int, ...], tuple[float | None, ...]]]:
         """Return ids and log probabilities that were sampled at a position and taken back."""
         return [
-            (t.ids[at - t.position :], t.logprobs[at - t.position :]) for t in self.undone_chunks if t.position <= at
+            (t.ids[position - t.position :], t.logprobs[position - t.position :])
+            for t in self.undone_chunks
+            if t.position <= position
         ]
 
 
@@ -128,15 +130,15 @@ def inject_nothing(chunk: int) -> None:
     """Return None, so that every chunk succeeds."""
 
 
-def inject_at(number: int, trouble: Exception | PausePoint) -> FaultSchedule:
-    """Return a function with trouble at one chunk."""
-    return lambda chunk: trouble if chunk == number else None
+def inject_at(number: int, fault: Exception | PausePoint) -> FaultSchedule:
+    """Return a schedule with one fault, at chunk `number`."""
+    return lambda chunk: fault if chunk == number else None
 
 
 class RecordingEngine:
     """Scripted engine that records every id. Log probabilities differ from token to token."""
 
-    name = "witness"
+    name = "recording"
     policy_step = 0
     fallback_reason: str | None = None
     seeds_sessions = True
@@ -145,13 +147,13 @@ class RecordingEngine:
         self,
         scripts: Sequence[Sequence[int]],
         context_tokens: int,
-        trouble: FaultSchedule = inject_nothing,
+        faults: FaultSchedule = inject_nothing,
         forbidden_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.inner = ScriptedEngine(scripts, context_tokens=context_tokens, forbidden_ids=forbidden_ids)
         self.context_tokens = context_tokens
         self.forbidden_ids = forbidden_ids
-        self.faults = trouble
+        self.faults = faults
         self.recordings: list[SessionRecording] = []
 
     def session(self, prompt_ids: Sequence[int], sampling: Sampling) -> AbstractAsyncContextManager[EngineSession]:
@@ -160,10 +162,10 @@ class RecordingEngine:
 
     @asynccontextmanager
     async def _session(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncIterator[EngineSession]:
-        seen = SessionRecording(tuple(prompt_ids))
-        self.recordings.append(seen)
+        recording = SessionRecording(tuple(prompt_ids))
+        self.recordings.append(recording)
         async with self.inner.session(prompt_ids, sampling) as session:
-            yield _RecordingSession(session, seen, self.faults)
+            yield _RecordingSession(session, recording, self.faults)
 
     async def load_weights(self, folder: Path, policy_step: int) -> None:
         """See `Engine.load_weights`."""
@@ -173,11 +175,11 @@ class RecordingEngine:
 class _RecordingSession:
     """Session of a scripted engine that records the ids of each call."""
 
-    def __init__(self, inner: EngineSession, seen: SessionRecording, trouble: FaultSchedule) -> None:
+    def __init__(self, inner: EngineSession, recording: SessionRecording, faults: FaultSchedule) -> None:
         self._inner = inner
-        self._seen = seen
-        self._trouble = trouble
-        self._before = 0
+        self._recording = recording
+        self._faults = faults
+        self._length_before = 0
 
     @property
     def ids(self) -> Sequence[int]:
@@ -186,30 +188,30 @@ class _RecordingSession:
     async def sample(
         self, observed: Sequence[int], *, max_tokens: int, stop_ids: frozenset[int], watch: Watch | None = None
     ) -> Chunk:
-        seen = self._seen
-        seen.chunks += 1
-        trouble = self._trouble(seen.chunks)
-        if isinstance(trouble, Exception):
-            raise trouble
-        if trouble is not None:
-            await trouble.wait()
-        given = tuple(observed)
+        recording = self._recording
+        recording.chunks += 1
+        fault = self._faults(recording.chunks)
+        if isinstance(fault, Exception):
+            raise fault
+        if fault is not None:
+            await fault.wait()
+        observed_ids = tuple(observed)
         # `undo` shortens the record to this length.
-        self._before = len(seen.ids)
-        chunk = await self._inner.sample(given, max_tokens=max_tokens, stop_ids=stop_ids, watch=watch)
-        start = len(seen.ids) + len(given)
+        self._length_before = len(recording.ids)
+        chunk = await self._inner.sample(observed_ids, max_tokens=max_tokens, stop_ids=stop_ids, watch=watch)
+        start = len(recording.ids) + len(observed_ids)
         # A value that depends on position and id, so that exchanged log probabilities are noticed.
-        logprobs = tuple(-((at + token) % 97 + 1) / 128 for at, token in enumerate(chunk.token_ids, start))
-        seen.add_observed(given)
-        seen.ids += chunk.token_ids
-        seen.logprobs += logprobs
+        logprobs = tuple(-((position + token) % 97 + 1) / 128 for position, token in enumerate(chunk.token_ids, start))
+        recording.add_observed(observed_ids)
+        recording.ids += chunk.token_ids
+        recording.logprobs += logprobs
         return replace(chunk, logprobs=logprobs)
 
     async def undo(self, call: asyncio.Task[Chunk]) -> int:
         # The record of the session must lose the same chunk.
-        sampled = await self._inner.undo(call)
-        self._seen.undo_chunk(self._before)
-        return sampled
+        count = await self._inner.undo(call)
+        self._recording.undo_chunk(self._length_before)
+        return count
 
 
 class CompletionRecorder(RolloutSampler):
@@ -241,8 +243,8 @@ class FaultySandbox:
 
     name = "faulty"
 
-    def __init__(self, like: Sandbox) -> None:
-        self.python_version = like.python_version
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.python_version = sandbox.python_version
         self.sessions = 0
 
     @asynccontextmanager
@@ -276,13 +278,13 @@ class SamplerFixture:
     def scripts(self) -> list[list[int]]:
         """Ids that the policy writes: each rehearsal, and texts that no protocol expects. They never run out."""
         encode, end = self.renderer.encode_as_sampled, self.renderer.end_id
-        rehearsed = [[i for turn in turns for i in (*encode(turn), end)] for turns in self.sampler.rehearsals]
-        draw = random.Random(0)
-        noise = "".join(draw.choice(string.printable) for _ in range(400))
+        rehearsals = [[i for turn in turns for i in (*encode(turn), end)] for turns in self.sampler.rehearsals]
+        rng = random.Random(0)
+        noise = "".join(rng.choice(string.printable) for _ in range(400))
         # An immediate end, a line without end, empty lines, and noise.
-        odd = [[], [*encode("a")] * _FILLER, [*encode("\n")] * 20, [*encode(noise)]]
+        unusual = [[], [*encode("a")] * _FILLER, [*encode("\n")] * 20, [*encode(noise)]]
         # End tokens and more text follow each script, so that any sampler can end its rollout.
-        return [[*ids, *itertools.repeat(end, 20), *([*encode("a\n")] * _FILLER)] for ids in (*rehearsed, *odd)]
+        return [[*ids, *itertools.repeat(end, 20), *([*encode("a\n")] * _FILLER)] for ids in (*rehearsals, *unusual)]
 
     def make_rollouts(self, engine: Engine, sandbox: Sandbox | None = None, concurrency: int = 64) -> Rollouts:
         """Return rollouts of the sampler on `engine`."""
@@ -297,10 +299,10 @@ class SamplerFixture:
         )
 
     def make_recording_engine(
-        self, context_tokens: int = 1 << 20, trouble: FaultSchedule = inject_nothing
+        self, context_tokens: int = 1 << 20, faults: FaultSchedule = inject_nothing
     ) -> RecordingEngine:
         """Return a recording engine that plays `scripts`."""
-        return RecordingEngine(self.scripts, context_tokens, trouble, self.renderer.forbidden_ids)
+        return RecordingEngine(self.scripts, context_tokens, faults, self.renderer.forbidden_ids)
 
     @cached_property
     def tasks(self) -> list[Task]:
@@ -318,178 +320,191 @@ def assert_promise(promise: bool, text: str) -> None:
         raise AssertionError(text)
 
 
-async def the_prompt_is_the_same_for_all_rollouts_of_a_task(bench: SamplerFixture) -> None:
+async def the_prompt_is_the_same_for_all_rollouts_of_a_task(fixture: SamplerFixture) -> None:
     """Check that all rollouts of a task have the same prompt. A group without a common prompt has no baseline."""
-    task = bench.tasks[0]
-    prompts = {bench.sampler.prompt(task, bench.renderer, bench.template, "3.11.0") for _ in range(3)}
+    task = fixture.tasks[0]
+    prompts = {fixture.sampler.prompt(task, fixture.renderer, fixture.template, "3.11.0") for _ in range(3)}
     assert_promise(len(prompts) == 1, f"three calls of prompt() gave {len(prompts)} different prompts")
 
 
-async def every_rollout_ends(bench: SamplerFixture) -> None:
+async def every_rollout_ends(fixture: SamplerFixture) -> None:
     """Check that rollouts end for any text of the policy, without the help of the wall clock."""
-    found = await bench.make_rollouts(bench.make_recording_engine()).collect(bench.tasks)
-    failures = [t.failure.message for t in found if t.failure is not None]
-    assert_promise(not failures, f"{len(failures)} of {len(found)} rollouts failed: {'; '.join(failures[:1])}")
-    late = sum(t.stop is Stop.WALL_CLOCK for t in found)
+    trajectories = await fixture.make_rollouts(fixture.make_recording_engine()).collect(fixture.tasks)
+    failures = [t.failure.message for t in trajectories if t.failure is not None]
+    assert_promise(not failures, f"{len(failures)} of {len(trajectories)} rollouts failed: {'; '.join(failures[:1])}")
+    timed_out = sum(t.stop is Stop.WALL_CLOCK for t in trajectories)
     assert_promise(
-        not late, f"{late} of {len(found)} rollouts were ended by the wall clock, after {_LIMITS.max_wall_s:g} s"
+        not timed_out,
+        f"{timed_out} of {len(trajectories)} rollouts were ended by the wall clock, after {_LIMITS.max_wall_s:g} s",
     )
 
 
-async def the_record_is_what_the_engine_saw(bench: SamplerFixture) -> None:
+async def the_record_is_what_the_engine_saw(fixture: SamplerFixture) -> None:
     """Check that every id is in its place: sampled ones with their log probability, observed ones masked."""
-    engine = bench.make_recording_engine()
-    rollouts = bench.make_rollouts(engine, concurrency=1)
-    for task in bench.tasks:
+    engine = fixture.make_recording_engine()
+    rollouts = fixture.make_rollouts(engine, concurrency=1)
+    for task in fixture.tasks:
         # One rollout at a time, so that the newest session of the engine is its own.
         (trajectory,) = await rollouts.collect([task])
         if trajectory.failure is None:
             compare_with_recording(trajectory, engine.recordings[-1])
 
 
-def compare_with_recording(t: Trajectory, seen: SessionRecording) -> None:
+def compare_with_recording(t: Trajectory, recording: SessionRecording) -> None:
     """Check that a trajectory agrees with the ids that its engine sampled and was given."""
     # Compare candidates first, then the sequence of ids, then mask and log probability per token.
     ids, mask, logprobs = t.completion_ids, t.loss_mask, t.logprobs_T()
-    _compare_alternatives(t, seen)
-    if t.lines and t.lines[-1].alternatives and len(seen.ids) < len(ids):
+    _compare_alternatives(t, recording)
+    if t.lines and t.lines[-1].alternatives and len(recording.ids) < len(ids):
         # The engine was not called again after the last choice between candidates, so it lacks the chosen line.
-        seen.add_observed(ids[len(seen.ids) :])
-    assert_promise(seen.prompt_ids == t.prompt.token_ids, f"rollout {t.id}: the engine was given another prompt")
+        recording.add_observed(ids[len(recording.ids) :])
+    assert_promise(recording.prompt_ids == t.prompt.token_ids, f"rollout {t.id}: the engine was given another prompt")
     assert_promise(
-        list(ids[: len(seen.ids)]) == seen.ids, f"rollout {t.id}: the engine saw other ids than the record has"
+        list(ids[: len(recording.ids)]) == recording.ids,
+        f"rollout {t.id}: the engine saw other ids than the record has",
     )
     assert_promise(
-        not any(mask[len(seen.ids) :]), f"rollout {t.id}: the record trains on ids that the engine never sampled"
+        not any(mask[len(recording.ids) :]), f"rollout {t.id}: the record trains on ids that the engine never sampled"
     )
-    for position, (logprob, sampled, recorded) in enumerate(zip(seen.logprobs, mask, logprobs, strict=False)):
-        assert_promise(sampled is (logprob is not None), f"rollout {t.id}: the loss mask is wrong at token {position}")
+    for position, (engine_logprob, is_sampled, recorded_logprob) in enumerate(
+        zip(recording.logprobs, mask, logprobs, strict=False)
+    ):
         assert_promise(
-            logprob in (None, recorded), f"rollout {t.id}: the log probability is another's at token {position}"
+            is_sampled is (engine_logprob is not None), f"rollout {t.id}: the loss mask is wrong at token {position}"
+        )
+        assert_promise(
+            engine_logprob in (None, recorded_logprob),
+            f"rollout {t.id}: the log probability is wrong at token {position}",
         )
 
 
-def _compare_alternatives(t: Trajectory, seen: SessionRecording) -> None:
+def _compare_alternatives(t: Trajectory, recording: SessionRecording) -> None:
     """Check that each alternative was sampled by the engine at the place of its line."""
-    at = 0
+    position = 0
     for segment in t.segments:
         if isinstance(segment, Observed):
-            at += len(segment.token_ids)
+            position += len(segment.token_ids)
             continue
         for line in segment.lines:
             # Candidates that were not chosen were sampled here and taken back.
-            known = seen.get_undone_at(at)
-            for other in line.alternatives:
-                found = (other.token_ids, other.logprobs) in known
+            known = recording.get_undone_at(position)
+            for alternative in line.alternatives:
+                was_sampled = (alternative.token_ids, alternative.logprobs) in known
                 assert_promise(
-                    found, f"rollout {t.id}: the engine sampled no {other.text!r} where it is an alternative"
+                    was_sampled,
+                    f"rollout {t.id}: the engine sampled no {alternative.text!r} where it is an alternative",
                 )
-            at += len(line.token_ids)
+            position += len(line.token_ids)
 
 
-async def rollouts_share_no_state(bench: SamplerFixture) -> None:
+async def rollouts_share_no_state(fixture: SamplerFixture) -> None:
     """Check that the same tasks give the same trajectories, one after the other and all at once."""
-    tasks = bench.tasks
+    tasks = fixture.tasks
 
-    async def play_all(concurrency: int) -> list[tuple[object, ...]]:
-        found = await bench.make_rollouts(bench.make_recording_engine(), concurrency=concurrency).collect(tasks)
-        return [(t.completion_ids, t.loss_mask, t.stop, t.outcome, [x.rewards for x in t.lines]) for t in found]
+    async def collect_all(concurrency: int) -> list[tuple[object, ...]]:
+        trajectories = await fixture.make_rollouts(fixture.make_recording_engine(), concurrency=concurrency).collect(
+            tasks
+        )
+        return [(t.completion_ids, t.loss_mask, t.stop, t.outcome, [x.rewards for x in t.lines]) for t in trajectories]
 
-    alone, together = await play_all(1), await play_all(len(tasks))
-    differ = sum(a != b for a, b in zip(alone, together, strict=True))
+    sequential, concurrent = await collect_all(1), await collect_all(len(tasks))
+    differing = sum(a != b for a, b in zip(sequential, concurrent, strict=True))
     assert_promise(
-        not differ, f"{differ} of {len(tasks)} rollouts went otherwise beside others; keep state in local variables"
+        not differing,
+        f"{differing} of {len(tasks)} rollouts differ when others run at the same time; keep state in local variables",
     )
 
 
-async def the_reference_answer_is_never_shown(bench: SamplerFixture) -> None:
+async def the_reference_answer_is_never_shown(fixture: SamplerFixture) -> None:
     """Check that neither the prompt nor an observation contains the reference answer."""
-    for t in await bench.make_rollouts(bench.make_recording_engine()).collect(bench.tasks):
-        shown = [t.prompt.text, *(s.text for s in t.segments if isinstance(s, Observed))]
+    for t in await fixture.make_rollouts(fixture.make_recording_engine()).collect(fixture.tasks):
+        texts = [t.prompt.text, *(s.text for s in t.segments if isinstance(s, Observed))]
         assert_promise(
-            not any(_REFERENCE in text for text in shown), f"rollout {t.id} shows the reference answer to the policy"
+            not any(_REFERENCE in text for text in texts), f"rollout {t.id} shows the reference answer to the policy"
         )
 
 
-async def no_splice_splits_a_word(bench: SamplerFixture) -> None:
+async def no_splice_splits_a_word(fixture: SamplerFixture) -> None:
     """Check that no text spliced in before a line ends in a space that the tokenizer joins with the next word."""
-    if not bench.renderer.samples_space:
+    if not fixture.renderer.samples_space:
         return
-    for t in await bench.make_rollouts(bench.make_recording_engine()).collect(bench.tasks):
-        befores = itertools.pairwise((t.prompt, *t.segments))
+    for t in await fixture.make_rollouts(fixture.make_recording_engine()).collect(fixture.tasks):
+        neighbours = itertools.pairwise((t.prompt, *t.segments))
         # Prompts and observations directly before a line of the policy.
-        for before in (one for one, other in befores if isinstance(other, Sampled) and not isinstance(one, Sampled)):
-            tail = bench.renderer.decode(before.token_ids[-_TAIL_IDS:])
+        for preceding in (
+            first for first, second in neighbours if isinstance(second, Sampled) and not isinstance(first, Sampled)
+        ):
+            tail = fixture.renderer.decode(preceding.token_ids[-_TAIL_IDS:])
             assert_promise(
                 not tail.endswith(" "), f"rollout {t.id} splices {tail[-20:]!r}; end it before its last space"
             )
 
 
-async def a_full_context_ends_the_rollout(bench: SamplerFixture) -> None:
+async def a_full_context_ends_the_rollout(fixture: SamplerFixture) -> None:
     """Check that a full context ends the rollout with a typed stop, without an error."""
-    for task in bench.tasks[:8]:
-        prompt = bench.sampler.prompt(task, bench.renderer, bench.template, "3.11.0")
+    for task in fixture.tasks[:8]:
+        prompt = fixture.sampler.prompt(task, fixture.renderer, fixture.template, "3.11.0")
         # The context has room for the prompt and a few ids.
-        engine = bench.make_recording_engine(len(prompt.token_ids) + 24)
-        (t,) = await bench.make_rollouts(engine).collect([task])
+        engine = fixture.make_recording_engine(len(prompt.token_ids) + 24)
+        (t,) = await fixture.make_rollouts(engine).collect([task])
         assert_promise(
             t.failure is None, f"rollout {t.id} failed in a small context: {t.failure and t.failure.message}"
         )
 
 
-async def cancellation_passes(bench: SamplerFixture) -> None:
+async def cancellation_passes(fixture: SamplerFixture) -> None:
     """Check that a cancelled rollout ends soon, and that its engine session is closed."""
     # The sampler may call the engine in several places, so pause in its first and in its second call.
     for chunk in (1, 2):
         pause = PausePoint()
-        engine = bench.make_recording_engine(trouble=inject_at(chunk, pause))
-        run = asyncio.ensure_future(bench.make_rollouts(engine).collect(bench.tasks[:1]))
-        arrived = asyncio.ensure_future(pause.reached_event.wait())
+        engine = fixture.make_recording_engine(faults=inject_at(chunk, pause))
+        run = asyncio.ensure_future(fixture.make_rollouts(engine).collect(fixture.tasks[:1]))
+        paused = asyncio.ensure_future(pause.reached_event.wait())
         # A rollout with fewer chunks ends without reaching the pause.
-        await asyncio.wait({run, arrived}, return_when=asyncio.FIRST_COMPLETED)
-        arrived.cancel()
+        await asyncio.wait({run, paused}, return_when=asyncio.FIRST_COMPLETED)
+        paused.cancel()
         run.cancel()
         await asyncio.wait({run}, timeout=_SOON_S)
         assert_promise(
-            run.done(), f"{_SOON_S:g} s after it was cancelled, the rollout goes on; let CancelledError pass"
+            run.done(), f"{_SOON_S:g} s after it was cancelled, the rollout still runs; let CancelledError pass"
         )
         assert_promise(engine.inner.open_sessions == 0, "the session of the engine is still open after the rollout")
 
 
-async def errors_of_the_engine_pass(bench: SamplerFixture) -> None:
+async def errors_of_the_engine_pass(fixture: SamplerFixture) -> None:
     """Check that the sampler does not catch errors of the engine. They end the run."""
     # The sampler may call the engine in several places, so raise in its first and in its second call.
     for chunk in (1, 2):
-        engine = bench.make_recording_engine(trouble=inject_at(chunk, EngineDied("gone")))
+        engine = fixture.make_recording_engine(faults=inject_at(chunk, EngineDied("gone")))
         try:
-            await bench.make_rollouts(engine).collect(bench.tasks[:4])
+            await fixture.make_rollouts(engine).collect(fixture.tasks[:4])
         except EngineDied:
             continue
         # The collection returned, which is correct only if no session reached that chunk.
         assert_promise(
-            max(seen.chunks for seen in engine.recordings) < chunk,
-            "the engine died and the sampler went on; catch less",
+            max(recording.chunks for recording in engine.recordings) < chunk,
+            "the engine died and the sampler continued; catch fewer exceptions",
         )
 
 
-async def errors_of_the_console_pass(bench: SamplerFixture) -> None:
+async def errors_of_the_console_pass(fixture: SamplerFixture) -> None:
     """Check that the sampler does not catch a console failure of ours, which drops the rollout."""
-    sandbox = FaultySandbox(bench.sandbox)
-    for task in bench.tasks:
-        before = sandbox.sessions
-        watched = CompletionRecorder(bench.sampler)
-        (t,) = await replace(bench.make_rollouts(bench.make_recording_engine(), sandbox), sampler=watched).collect(
+    sandbox = FaultySandbox(fixture.sandbox)
+    for task in fixture.tasks:
+        sessions_before = sandbox.sessions
+        recorder = CompletionRecorder(fixture.sampler)
+        (t,) = await replace(fixture.make_rollouts(fixture.make_recording_engine(), sandbox), sampler=recorder).collect(
             [task]
         )
         # A rollout that opened no console may end normally.
-        used = sandbox.sessions > before
+        opened_console = sandbox.sessions > sessions_before
         assert_promise(
-            not (used and watched.completed_normally),
-            f"rollout {t.id} went on after its console had failed; catch less",
+            not (opened_console and recorder.completed_normally),
+            f"rollout {t.id} continued after its console had failed; catch fewer exceptions",
         )
 
 
-async def the_thread_is_never_blocked(bench: SamplerFixture) -> None:
+async def the_thread_is_never_blocked(fixture: SamplerFixture) -> None:
     """Check that the sampler never blocks the thread, which all rollouts share."""
     longest = 0.0
 
@@ -497,14 +512,14 @@ async def the_thread_is_never_blocked(bench: SamplerFixture) -> None:
         nonlocal longest
         while True:
             # Subtract time in which the machine did not run this process.
-            before = time.monotonic() - read_cpu_wait_s()
+            start = time.monotonic() - read_cpu_wait_s()
             await asyncio.sleep(0.005)
-            longest = max(longest, time.monotonic() - read_cpu_wait_s() - before)
+            longest = max(longest, time.monotonic() - read_cpu_wait_s() - start)
 
-    heart = asyncio.ensure_future(measure_loop_gaps())
-    await bench.make_rollouts(bench.make_recording_engine()).collect(bench.tasks[:16])
-    heart.cancel()
-    assert_promise(longest < _GAP_S, f"other rollouts waited {longest:.1f} s for one that did not await")
+    monitor = asyncio.ensure_future(measure_loop_gaps())
+    await fixture.make_rollouts(fixture.make_recording_engine()).collect(fixture.tasks[:16])
+    monitor.cancel()
+    assert_promise(longest < _GAP_S, f"other rollouts waited {longest:.1f} s for one that blocked the thread")
 
 
 CHECKS: Sequence[SamplerCheck] = (
@@ -551,12 +566,12 @@ def run_checks(
     Raises:
         ConfigError: the sampler does not fit the tokenizer or its chat template.
     """
-    bench = SamplerFixture(sampler, renderer or _make_bundled_renderer(), template)
+    fixture = SamplerFixture(sampler, renderer or _make_bundled_renderer(), template)
     # Do this before any timeout starts, because it may import slow packages.
-    sampler.check_policy(bench.renderer, template)
+    sampler.check_policy(fixture.renderer, template)
     rows = []
-    for each in (each for each in CHECKS if not only or each.__name__ in only):
-        row, finished = _run_check(each, bench, timeout_s)
+    for check in (check for check in CHECKS if not only or check.__name__ in only):
+        row, finished = _run_check(check, fixture, timeout_s)
         rows.append(row)
         # The abandoned thread could disturb later checks.
         if not finished:
@@ -571,11 +586,11 @@ def _make_bundled_renderer() -> Renderer:
     return renderer
 
 
-def _run_check(each: SamplerCheck, bench: SamplerFixture, timeout_s: float) -> tuple[SamplerCheckResult, bool]:
+def _run_check(check: SamplerCheck, fixture: SamplerFixture, timeout_s: float) -> tuple[SamplerCheckResult, bool]:
     """Return the row of one check, and True if the check has finished."""
-    name = each.__name__.replace("_", " ")
+    name = check.__name__.replace("_", " ")
     # Run in a thread, because a sampler may block its thread forever.
-    thread = DaemonThread(lambda: _run_in_new_loop(each(bench)), name)
+    thread = DaemonThread(lambda: _run_in_new_loop(check(fixture)), name)
     thread.join(timeout_s)
     if not thread.future.done():
         return SamplerCheckResult(
@@ -586,12 +601,12 @@ def _run_check(each: SamplerCheck, bench: SamplerFixture, timeout_s: float) -> t
     return SamplerCheckResult(name, error is None, problem if error else ""), True
 
 
-def _run_in_new_loop(work: Coroutine[None, None, None]) -> None:
+def _run_in_new_loop(coroutine: Coroutine[None, None, None]) -> None:
     """Run `work` like `asyncio.run`, but do not wait for tasks that ignore their cancellation."""
     loop = asyncio.new_event_loop()
     loop.set_exception_handler(lambda _loop, _context: None)
     try:
-        loop.run_until_complete(work)
+        loop.run_until_complete(coroutine)
     finally:
         loop.close()
 
@@ -601,5 +616,5 @@ def _find_current_line(thread: threading.Thread) -> str:
     frame = sys._current_frames().get(thread.ident or 0)
     stack: Sequence[traceback.FrameSummary] = traceback.extract_stack(frame) if frame else ()
     # The innermost frame outside of the event loop is the sampler's.
-    own = [f for f in stack if "asyncio" not in f.filename and "threading" not in f.filename]
-    return f"{own[-1].filename}:{own[-1].lineno} in {own[-1].name}" if own else "nowhere to be seen"
+    frames = [f for f in stack if "asyncio" not in f.filename and "threading" not in f.filename]
+    return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else "an unknown line"

@@ -40,7 +40,7 @@ SYSTEM = "You asked an assistant to solve a task. Answer its newest turn as a pe
 UserEngine = Literal["transformers", "vllm"]
 """Engine of a simulated user in a folder."""
 _FOLDER = "model:"
-_MOST_BYTES = 1 << 20
+_MAX_REPLY_BYTES = 1 << 20
 """Maximum bytes of a server's reply to read."""
 _TRIES = 3
 """Number of requests for one reply."""
@@ -103,7 +103,7 @@ def make_reward_to_go(discount: float) -> ReassignRewards:
 
     def reassign(rewards: Sequence[float]) -> list[float]:
         return [
-            math.fsum(later * discount**distance for distance, later in enumerate(rewards[turn:]))
+            math.fsum(reward * discount**distance for distance, reward in enumerate(rewards[turn:]))
             for turn in range(len(rewards))
         ]
 
@@ -173,12 +173,12 @@ class FeedbackSampler(RolloutSampler):
         """
         if interaction is not None and respond is not say_right_or_wrong:
             raise ConfigError("respond and interaction", "both", "give one of them")
-        for name, value, least in (
+        for name, value, minimum in (
             ("max_assistant_turns", max_assistant_turns, 1),
             ("max_user_turns", max_user_turns, 0),
         ):
-            if value is not None and value < least:
-                raise ConfigError(name, value, f"give at least {least}")
+            if value is not None and value < minimum:
+                raise ConfigError(name, value, f"give at least {minimum}")
         self.discount = _check_discount(discount)
         self.respond = respond
         self.interaction = interaction
@@ -187,12 +187,12 @@ class FeedbackSampler(RolloutSampler):
         self.reassign = reassign
         self.system = system
         self._answer = compile_single_group("answer", answer)
-        self._answering: dict[str, RespondFn] = {}
+        self._responders: dict[str, RespondFn] = {}
         self._user: SimulatedUser | None = None
         if user:
             # The simulated user puts the text of `respond` into its own words.
-            opened = open_user_model(user, user_engine, user_model, user_key, user_timeout_s)
-            self._user = SimulatedUser(opened, user_system, user_tokens)
+            model = open_user_model(user, user_engine, user_model, user_key, user_timeout_s)
+            self._user = SimulatedUser(model, user_system, user_tokens)
         elif (user_system, user_tokens, user_engine, user_model, user_key) != (SYSTEM, 256, "transformers", "", ""):
             raise ConfigError("user", user, "options of a simulated user have no effect without one; give user=")
 
@@ -203,13 +203,13 @@ class FeedbackSampler(RolloutSampler):
     async def on_start(self, episode: Episode) -> None:
         """Create the interaction of this rollout. See `RolloutSampler.on_start`."""
         if self.interaction is not None:
-            self._answering[episode.id] = self.interaction(episode.task)
+            self._responders[episode.id] = self.interaction(episode.task)
 
     async def on_end(self, rollout: str, result: Trajectory | BaseException) -> None:
         """Close the interaction of this rollout. See `RolloutSampler.on_end`."""
-        close = getattr(self._answering.pop(rollout, None), "close", None)
-        if callable(close) and inspect.isawaitable(closing := close()):
-            await closing
+        close = getattr(self._responders.pop(rollout, None), "close", None)
+        if callable(close) and inspect.isawaitable(close_result := close()):
+            await close_result
 
     def prompt(self, task: Task, renderer: Renderer, template: str, version: str) -> Prompt:
         return ChatFormat(renderer).build_prompt(build_conversation(self.system, task.question))
@@ -222,7 +222,7 @@ class FeedbackSampler(RolloutSampler):
     async def rollout(self, episode: Episode) -> None:
         chat = ChatFormat(episode.renderer)
         turns: list[str] = []
-        said: list[str] = []
+        replies: list[str] = []
         rewards: list[float] = []
         answer: str | None = None
         score = 0.0
@@ -232,20 +232,22 @@ class FeedbackSampler(RolloutSampler):
                 break
             turns.append(line.text)
             # Grade the answer of this turn, if it has one.
-            given = find_last_match(self._answer, line.text)
-            exchange = await self._build_exchange(episode, turns, given)
+            new_answer = find_last_match(self._answer, line.text)
+            exchange = await self._build_exchange(episode, turns, new_answer)
             # A turn without an answer leaves the previous answer valid.
-            answer, score = (answer, score) if given is None else (given, exchange.score)
+            answer, score = (answer, score) if new_answer is None else (new_answer, exchange.score)
             feedback = await self._get_feedback(exchange)
             rewards.append(feedback.reward)
             # No turn follows, so the feedback is not spliced in.
             if feedback.done or len(turns) == self.turns:
                 break
-            said.append(feedback.text)
+            replies.append(feedback.text)
             # A simulated user gets the text of the function as a fact, and writes the turn itself.
             if self._user is not None:
-                said[-1] = await self._user.generate_reply(episode.id, episode.task, turns, said[:-1], feedback.text)
-            message = {"role": "user", "content": said[-1]}
+                replies[-1] = await self._user.generate_reply(
+                    episode.id, episode.task, turns, replies[:-1], feedback.text
+                )
+            message = {"role": "user", "content": replies[-1]}
             episode.observe(chat.encode_reply([message], episode.limits.max_observation_tokens))
         # Rewards are assigned at the end, when those of later turns are known.
         for number, reward in enumerate(self._reassign_rewards(rewards)):
@@ -253,8 +255,8 @@ class FeedbackSampler(RolloutSampler):
         if answer is not None:
             if self.discount < 1:
                 # `submit` grades the answer in full, so add the difference to the discounted score.
-                worth = parse_weighted_judges(episode.task.judge)[0].weight * score
-                episode.set_outcome(worth * (self.discount ** (len(turns) - 1) - 1), name="discount", add=True)
+                value = parse_weighted_judges(episode.task.judge)[0].weight * score
+                episode.set_outcome(value * (self.discount ** (len(turns) - 1) - 1), name="discount", add=True)
             episode.submit(answer)
 
     async def _build_exchange(self, episode: Episode, turns: Sequence[str], answer: str | None) -> Exchange:
@@ -263,8 +265,8 @@ class FeedbackSampler(RolloutSampler):
 
     async def _get_feedback(self, exchange: Exchange) -> Feedback:
         """Call the responder of this rollout, or the function that serves all rollouts."""
-        given = self._answering.get(exchange.rollout, self.respond)(exchange)
-        feedback = await given if inspect.isawaitable(given) else given
+        response = self._responders.get(exchange.rollout, self.respond)(exchange)
+        feedback = await response if inspect.isawaitable(response) else response
         if not isinstance(feedback, Feedback):
             raise UserCodeError(f"the feedback function returned {feedback!r}; return a Feedback")
         return feedback
@@ -272,7 +274,9 @@ class FeedbackSampler(RolloutSampler):
     def _reassign_rewards(self, rewards: Sequence[float]) -> Sequence[float]:
         reassigned = list(self.reassign(rewards))
         if len(reassigned) != len(rewards):
-            raise UserCodeError(f"reassign gave {len(reassigned)} rewards for {len(rewards)} turns; give one per turn")
+            raise UserCodeError(
+                f"reassign returned {len(reassigned)} rewards for {len(rewards)} turns; give one per turn"
+            )
         return reassigned
 
 
@@ -292,7 +296,7 @@ class UserModel(Protocol):
     def connect(self) -> AbstractAsyncContextManager[None]:
         """Prepare it for the duration of an `async with` block."""
 
-    async def generate_reply(self, asked: UserTurnRequest) -> str:
+    async def generate_reply(self, request: UserTurnRequest) -> str:
         """Return the reply, which may be empty.
 
         Raises:
@@ -314,7 +318,7 @@ class SimulatedUser:
             raise ConfigError("user_tokens", self.max_tokens, "give at least 1")
 
     async def generate_reply(
-        self, rollout: str, task: Task, turns: Sequence[str], said: Sequence[str], known: str
+        self, rollout: str, task: Task, turns: Sequence[str], replies: Sequence[str], facts: str
     ) -> str:
         """Return the user's reply to the newest of `turns`.
 
@@ -322,41 +326,41 @@ class SimulatedUser:
             rollout: `episode.id`; with the number of turns it is the seed of the reply.
             task: its question is part of the request, its reference answer is not.
             turns: turns of the policy, at least one.
-            said: earlier replies of this user, one fewer than `turns`.
-            known: facts about the newest turn, such as its correctness; "" for none.
+            replies: earlier replies of this user, one fewer than `turns`.
+            facts: facts about the newest turn, such as its correctness; "" for none.
         """
-        system = "\n".join(filter(None, (self.system, f"The task: {task.question}", known and f"You know: {known}")))
+        system = "\n".join(filter(None, (self.system, f"The task: {task.question}", facts and f"You know: {facts}")))
         messages: list[Message] = [{"role": "system", "content": system}]
         # The roles are swapped: this model is the assistant, and the policy is its user.
         for number, turn in enumerate(turns):
             messages.append({"role": "user", "content": turn})
-            messages += [{"role": "assistant", "content": said[number]}] if number < len(said) else []
+            messages += [{"role": "assistant", "content": replies[number]}] if number < len(replies) else []
         return await self.user_model.generate_reply(
             UserTurnRequest(messages, self.max_tokens, zlib.crc32(f"{rollout}/{len(turns)}".encode()))
         )
 
 
-def open_user_model(where: str, engine: UserEngine, model: str, key_variable: str, timeout_s: float) -> UserModel:
+def open_user_model(location: str, engine: UserEngine, model: str, key_variable: str, timeout_s: float) -> UserModel:
     """Return the user model for `model:FOLDER`, or for an address such as `http://localhost:8000/v1`.
 
     Raises:
-        ConfigError: `where` is neither, the folder holds no model, or an option has no effect there.
+        ConfigError: `location` is neither, the folder holds no model, or an option has no effect there.
     """
-    if where.startswith(_FOLDER):
+    if location.startswith(_FOLDER):
         if model or key_variable:
             raise ConfigError("user_model, user_key", (model, key_variable), "they are for an address; leave them out")
-        folder = Path(where.removeprefix(_FOLDER))
+        folder = Path(location.removeprefix(_FOLDER))
         if not (folder / "config.json").is_file():
-            raise ConfigError("user", where, "there is no model; give model: and a folder with a config.json")
+            raise ConfigError("user", location, "there is no model; give model: and a folder with a config.json")
         return LocalUserModel(folder, engine)
-    if not where.startswith(("http://", "https://")):
-        raise ConfigError("user", where, "give model:FOLDER, or the http(s) address of an OpenAI-compatible server")
+    if not location.startswith(("http://", "https://")):
+        raise ConfigError("user", location, "give model:FOLDER, or the http(s) address of an OpenAI-compatible server")
     # Only a value other than the default shows that the option was set.
     if engine != "transformers":
-        raise ConfigError("user_engine", engine, "the server at the address has an engine of its own; leave it out")
+        raise ConfigError("user_engine", engine, "the server chooses its own engine; leave it out")
     if key_variable and key_variable not in os.environ:
         raise ConfigError("user_key", key_variable, "name an environment variable that holds the key")
-    return RemoteUserModel(where.rstrip("/"), model, key_variable, timeout_s)
+    return RemoteUserModel(location.rstrip("/"), model, key_variable, timeout_s)
 
 
 class LocalUserModel:
@@ -380,18 +384,18 @@ class LocalUserModel:
             finally:
                 self._open = None
 
-    async def generate_reply(self, asked: UserTurnRequest) -> str:
+    async def generate_reply(self, request: UserTurnRequest) -> str:
         """Sample the reply in the opened engine."""
         if self._open is None:
             raise ConfigError("user", f"{_FOLDER}{self._folder}", "enter `async with sampler.opened()` first")
         engine, renderer = self._open
-        ids = ChatFormat(renderer).build_prompt(asked.messages).token_ids
+        ids = ChatFormat(renderer).build_prompt(request.messages).token_ids
         # The conversation may have filled the context of this model.
-        most = min(asked.max_tokens, engine.context_tokens - len(ids))
-        if most < 1:
+        max_tokens = min(request.max_tokens, engine.context_tokens - len(ids))
+        if max_tokens < 1:
             raise UserCodeError(f"the simulated user's context of {engine.context_tokens} ids is full")
-        async with engine.session(ids, Sampling(seed=asked.seed)) as session:
-            chunk = await session.sample((), max_tokens=most, stop_ids=renderer.eos_ids)
+        async with engine.session(ids, Sampling(seed=request.seed)) as session:
+            chunk = await session.sample((), max_tokens=max_tokens, stop_ids=renderer.eos_ids)
         return renderer.decode([i for i in chunk.token_ids if i not in renderer.eos_ids]).strip()
 
 
@@ -418,9 +422,13 @@ class RemoteUserModel:
         """See `UserModel.connect`."""
         yield
 
-    async def generate_reply(self, asked: UserTurnRequest) -> str:
+    async def generate_reply(self, request: UserTurnRequest) -> str:
         """Request the reply from the server, with retries."""
-        body: dict[str, object] = {"messages": list(asked.messages), "max_tokens": asked.max_tokens, "seed": asked.seed}
+        body: dict[str, object] = {
+            "messages": list(request.messages),
+            "max_tokens": request.max_tokens,
+            "seed": request.seed,
+        }
         data = json.dumps({**body, **({"model": self.model} if self.model else {})}).encode()
         reason = ""
         for number in range(_TRIES):
@@ -446,8 +454,8 @@ class RemoteUserModel:
         request = urllib.request.Request(f"{self.address}/chat/completions", data, headers)
         try:
             with urllib.request.urlopen(request, timeout=self.timeout_s) as response:
-                found: bytes = response.read(_MOST_BYTES)
-                return found
+                body: bytes = response.read(_MAX_REPLY_BYTES)
+                return body
         except urllib.error.HTTPError as error:
             with error:
                 reason = f"status {error.code}: {error.read(300).decode(errors='replace')}"
@@ -479,4 +487,4 @@ def _get_first_choice(answer: object) -> str:
             return content.strip()
     except (ValueError, KeyError, IndexError, TypeError):
         pass
-    raise UserCodeError(f"the simulated user answered {answer!r:.200}; it is no chat completion")
+    raise UserCodeError(f"the simulated user answered {answer!r:.200}; it is not a chat completion")

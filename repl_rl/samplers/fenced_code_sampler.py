@@ -94,9 +94,9 @@ class FencedCodeSampler(RolloutSampler):
                 if not episode.ended:
                     episode.observe(self._format_output(line.text, result.text), result.truncated)
 
-    def _format_output(self, written: str, printed: str) -> str:
+    def _format_output(self, sampled_text: str, printed: str) -> str:
         """Return the text to splice in after a block. It begins and ends on separate lines."""
-        start = "" if written.endswith("\n") else "\n"
+        start = "" if sampled_text.endswith("\n") else "\n"
         end = "" if printed.endswith("\n") or not printed else "\n"
         return start + fill_frame(self._output, printed + end)
 
@@ -119,23 +119,23 @@ def normalize_block_result(result: LineResult) -> LineResult:
 
     This affects its traceback frames and its syntax errors.
     """
-    # The outermost frame is that of `exec`, which is no line of the block.
+    # The outermost frame is that of `exec`, which is not a line of the block.
     text = result.text.replace(_EXEC_FRAME, "", 1)
     # The console saw an exception of `compile`; the real cause is that the block is not valid Python.
     unparsed = result.status is LineStatus.EXCEPTION and _SYNTAX_ERROR.search(text) and not _BLOCK_FRAME.search(text)
     return replace(result, text=text, status=LineStatus.SYNTAX_ERROR if unparsed else result.status)
 
 
-def error_message(result: LineResult) -> str:
+def extract_error_message(result: LineResult) -> str:
     """Return the printed text of a line; of an error only its message, without the position."""
     return _ERROR_POSITION.sub("", result.text) if result.status.is_error else result.text
 
 
-def as_comments(result: LineResult, form: str = COMMENT) -> str:
+def format_as_comments(result: LineResult, form: str = COMMENT) -> str:
     """Return the output of a line as comments within the block that it belongs to. `form` is that of each line."""
-    before, _, after = form.partition("{}")
-    printed = error_message(result)
-    return "".join(f"{before}{line}{after}\n" for line in printed.removesuffix("\n").split("\n")) if printed else ""
+    prefix, _, suffix = form.partition("{}")
+    printed = extract_error_message(result)
+    return "".join(f"{prefix}{line}{suffix}\n" for line in printed.removesuffix("\n").split("\n")) if printed else ""
 
 
 def extract_printed_text(observed: str) -> str | None:
@@ -143,8 +143,8 @@ def extract_printed_text(observed: str) -> str | None:
 
     None means that this text is not between the usual fences.
     """
-    before, _, after = OUTPUT.partition("{}")
+    prefix, _, suffix = OUTPUT.partition("{}")
     # A newline precedes the fence if the policy has not written one.
     text = observed.removeprefix("\n")
-    fenced = len(text) >= len(before + after) and text.startswith(before) and text.endswith(after)
-    return text[len(before) : len(text) - len(after)] if fenced else None
+    fenced = len(text) >= len(prefix + suffix) and text.startswith(prefix) and text.endswith(suffix)
+    return text[len(prefix) : len(text) - len(suffix)] if fenced else None

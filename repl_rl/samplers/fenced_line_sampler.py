@@ -17,7 +17,7 @@ from repl_rl.samplers.chat_format import (
     fill_frame,
     find_last_match,
 )
-from repl_rl.samplers.fenced_code_sampler import COMMENT, OUTPUT, as_comments, error_message
+from repl_rl.samplers.fenced_code_sampler import COMMENT, OUTPUT, extract_error_message, format_as_comments
 from repl_rl.sandbox.base import LineResult
 from repl_rl.settings.value_bounds import AtLeast
 from repl_rl.tasks import Task
@@ -91,9 +91,9 @@ class FencedLineSampler(RolloutSampler):
             await self._run_block(episode, "", cell)
         while not episode.ended:
             span = await episode.sample(until=OPENING, max_tokens=self.text_tokens)
-            opened, answer = OPENING.search(span.text), find_last_match(self._answer, span.text)
-            if opened is not None and span.end is not LineEnd.LENGTH:
-                await self._run_block(episode, span.text[opened.end() :])
+            opening, answer = OPENING.search(span.text), find_last_match(self._answer, span.text)
+            if opening is not None and span.end is not LineEnd.LENGTH:
+                await self._run_block(episode, span.text[opening.end() :])
             # At an end token without an answer, the rollout ends unanswered.
             elif span.end is LineEnd.EOS and answer is not None:
                 episode.submit(answer)
@@ -110,58 +110,58 @@ class FencedLineSampler(RolloutSampler):
         while True:
             # An end token completes a line, and closes the block. So does a fence, which may lack its newline.
             fenced = (buffer.carry + text).lstrip().startswith(FENCE)
-            written = buffer.feed(f"{text}\n" if episode.ended or fenced else text)
-            before_fence = list(takewhile(lambda physical: not physical.strip().startswith(FENCE), written))
-            closed = episode.ended or len(before_fence) < len(written)
+            lines = buffer.feed(f"{text}\n" if episode.ended or fenced else text)
+            before_fence = list(takewhile(lambda physical: not physical.strip().startswith(FENCE), lines))
+            is_closed = episode.ended or len(before_fence) < len(lines)
             # Run the lines before the fence, and keep those of an open block statement for the next round.
-            shown, cut = "", False
-            if run := _complete_statements(before_fence, cell, closed):
+            output, truncated = "", False
+            if run := _complete_statements(before_fence, cell, is_closed):
                 result = await episode.execute(*run)
                 cell = [*cell, *run] if result.incomplete else []
-                shown, cut = self._format_output(result, closed), result.truncated
+                output, truncated = self._format_output(result, is_closed), result.truncated
             # Observe also without output, because a closing fence may lack its newline.
-            if not episode.ended and (run or closed):
-                episode.observe(shown if text.endswith("\n") else f"\n{shown}", cut)
-            if closed or episode.ended:
+            if not episode.ended and (run or is_closed):
+                episode.observe(output if text.endswith("\n") else f"\n{output}", truncated)
+            if is_closed or episode.ended:
                 return
             line = await episode.sample(until=_LINE_END)
             if line.end is LineEnd.LENGTH:
                 return
             text = line.text
 
-    def _format_output(self, result: LineResult, closed: bool) -> str:
+    def _format_output(self, result: LineResult, is_closed: bool) -> str:
         """Return the text to splice in after a line, or after the newline of a closing fence."""
-        if not closed:
-            return as_comments(result, self._output)
-        printed = error_message(result)
+        if not is_closed:
+            return format_as_comments(result, self._output)
+        printed = extract_error_message(result)
         end = "" if printed.endswith("\n") else "\n"
         return fill_frame(OUTPUT, printed + end) if printed else ""
 
 
-def _complete_statements(written: Sequence[str], cell: Sequence[str], closed: bool) -> list[str]:
-    """Return the physical lines to run for `written`, with the blank lines that end open block statements.
+def _complete_statements(lines: Sequence[str], cell: Sequence[str], is_closed: bool) -> list[str]:
+    """Return the physical lines to run for `lines`, with the blank lines that end open block statements.
 
     `cell` has the lines that the console waits to complete. The end of a block of code ends its block statement too.
     """
     run: list[str] = []
-    for line in written:
+    for line in lines:
         # The console runs an open block statement when it gets a blank line.
         if begins_statement(line) and is_open_block("\n".join((*cell, *run))):
             run.append("")
         run.append(line)
-    return [*run, ""] if closed and is_open_block("\n".join((*cell, *run))) else run
+    return [*run, ""] if is_closed and is_open_block("\n".join((*cell, *run))) else run
 
 
-def _find_open_cell(so_far: Trajectory) -> list[str] | None:
+def _find_open_cell(trajectory: Trajectory) -> list[str] | None:
     """Return the lines that the console waits to complete in the block that is open. None means that none is open."""
-    inside, cell = False, list[str]()
-    for line in so_far.lines:
-        if inside:
-            inside = not any(physical.lstrip().startswith(FENCE) for physical in line.text.split("\n"))
+    in_block, cell = False, list[str]()
+    for line in trajectory.lines:
+        if in_block:
+            in_block = not any(physical.lstrip().startswith(FENCE) for physical in line.text.split("\n"))
         else:
-            inside = OPENING.search(line.text) is not None
+            in_block = OPENING.search(line.text) is not None
         # An incomplete line waits for more. Any other result completes the cell.
         if line.execution is not None:
-            waits = line.execution.status is LineStatus.INCOMPLETE
-            cell = [*cell, *line.execution.ran] if waits else []
-    return cell if inside else None
+            is_incomplete = line.execution.status is LineStatus.INCOMPLETE
+            cell = [*cell, *line.execution.ran] if is_incomplete else []
+    return cell if in_block else None

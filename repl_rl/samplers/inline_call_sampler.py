@@ -103,22 +103,22 @@ class InlineCallSampler(RolloutSampler):
                 episode.submit(answer[1].strip())
             elif call is not None and line.end is not LineEnd.LENGTH:
                 # Run the calls one after the other. The first failure gives the status of the line.
-                results = [await self.toolbox.run(each) for each in parse_calls(call[1])]
-                deciding = next((result for result in results if not result.is_ok), results[0])
-                episode.record_execution(Execution(deciding.status, sum(result.elapsed_s for result in results)))
+                results = [await self.toolbox.run(requested) for requested in parse_calls(call[1])]
+                status_result = next((result for result in results if not result.is_ok), results[0])
+                episode.record_execution(Execution(status_result.status, sum(result.elapsed_s for result in results)))
                 if not episode.ended:
                     episode.observe("".join(map(self._format_result, results)))
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
         """Return the metrics of each function: see `compute_tool_metrics`."""
-        found: list[tuple[str, bool]] = []
+        outcomes: list[tuple[str, bool]] = []
         for line in (line for t in trajectories for line in t.lines if line.execution is not None):
-            written = self._call.search(line.text)
-            if written is not None and line.execution is not None:
+            match = self._call.search(line.text)
+            if match is not None and line.execution is not None:
                 # The record has one status per line, which counts for all calls of that line.
-                names = [call.name if isinstance(call, ToolCall) else "" for call in parse_calls(written[1])]
-                found.extend((name, not line.execution.status.is_error) for name in names)
-        return compute_tool_metrics(found, self.toolbox.functions, max(len(trajectories), 1))
+                names = [call.name if isinstance(call, ToolCall) else "" for call in parse_calls(match[1])]
+                outcomes.extend((name, not line.execution.status.is_error) for name in names)
+        return compute_tool_metrics(outcomes, self.toolbox.functions, max(len(trajectories), 1))
 
     def _format_result(self, result: ToolResult) -> str:
         return fill_frame(self.convention.results if result.is_ok else self.convention.error, result.text)
@@ -145,14 +145,14 @@ def parse_calls(text: str) -> list[ToolCall | ToolResult]:
         return [make_syntax_error(str(error))]
     except (RecursionError, MemoryError):
         return [make_syntax_error("the call is nested too deeply")]
-    many = node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
-    return [_parse_python_call(each) for each in many] or [make_syntax_error(_PYTHON_FORM)]
+    elements = node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
+    return [_parse_python_call(element) for element in elements] or [make_syntax_error(_PYTHON_FORM)]
 
 
 def parse_call(text: str) -> ToolCall | ToolResult:
     """Return the call in a text of the form `name(literal, key=literal)`. Several calls are a `syntax_error`."""
-    found = parse_calls(text)
-    return found[0] if len(found) == 1 else make_syntax_error("write one call")
+    calls = parse_calls(text)
+    return calls[0] if len(calls) == 1 else make_syntax_error("write one call")
 
 
 def _parse_python_call(node: ast.expr) -> ToolCall | ToolResult:
@@ -180,7 +180,7 @@ def _parse_json_calls(text: str) -> list[ToolCall | ToolResult]:
         parsed: object = json.loads(text)
     except (ValueError, RecursionError) as error:
         return [make_syntax_error(f"the call is not JSON: {error}")]
-    return [_parse_call_object(each) for each in (parsed if isinstance(parsed, list) else [parsed])]
+    return [_parse_call_object(item) for item in (parsed if isinstance(parsed, list) else [parsed])]
 
 
 def _parse_call_object(value: object) -> ToolCall | ToolResult:

@@ -61,7 +61,7 @@ RunToolCall = Callable[[ToolCall | ToolResult], Awaitable[ToolResult]]
 """Function that runs a call, or returns the result of a text that is not a call. Errors of the called function do not
 pass."""
 ParseCallsFn = Callable[[str], Sequence[ToolCall | ToolResult]]
-"""Function from the text of a turn to its calls in order. Text that looks like a call but is none gives a
+"""Function from the text of a turn to its calls in order. Text that looks like a call and is not one gives a
 `syntax_error`."""
 _TYPE_NAMES: Mapping[str, str] = {
     "string": "a text",
@@ -133,25 +133,25 @@ def detect_call_parser(chat: ChatFormat) -> ToolCallParser:
     Raises:
         ConfigError: no parser can read them.
     """
-    asked: Message = {"role": "user", "content": "?"}
-    before = chat.template.render_text([asked], False, [_PROBE_SCHEMA])
+    question: Message = {"role": "user", "content": "?"}
+    prefix = chat.template.render_text([question], False, [_PROBE_SCHEMA])
     # Let the template write a call, then look for a parser that reads the same call.
     turn = make_tool_call_message([(_PROBE.name, _PROBE.kwargs)])
-    written = chat.template.render_text([asked, turn], False, [_PROBE_SCHEMA]).removeprefix(before).rstrip()
+    call_text = chat.template.render_text([question, turn], False, [_PROBE_SCHEMA]).removeprefix(prefix).rstrip()
     # A parser gets the text of a turn without its end token.
-    end = next((token for token in chat.end_tokens if written.endswith(token)), "")
-    written = written.removesuffix(end)
+    end = next((token for token in chat.end_tokens if call_text.endswith(token)), "")
+    call_text = call_text.removesuffix(end)
     for origin, tokenizer in _iterate_response_templates(chat.template.tokenizer):
-        if list(_make_template_parser(tokenizer, "", end, [_PROBE_SCHEMA])(written)) == [_PROBE]:
+        if list(_make_template_parser(tokenizer, "", end, [_PROBE_SCHEMA])(call_text)) == [_PROBE]:
             return ToolCallParser(
-                origin, _make_template_parser(tokenizer, chat.render([asked], True), end, chat.schemas)
+                origin, _make_template_parser(tokenizer, chat.render([question], True), end, chat.schemas)
             )
     # The turn may have tags around the call. Only a format with one tag per call can be read inside other text.
-    body = written[written.find("{") : written.rfind("}") + 1]
+    body = call_text[call_text.find("{") : call_text.rfind("}") + 1]
     for name, parse in FORMATS.items():
-        if [_PROBE] in (list(parse(written)), list(parse(body))):
+        if [_PROBE] in (list(parse(call_text)), list(parse(body))):
             return ToolCallParser(name, parse)
-    raise ConfigError("tool calls of the chat template", written[:120], "give parse=, a function from text to calls")
+    raise ConfigError("tool calls of the chat template", call_text[:120], "give parse=, a function from text to calls")
 
 
 def _iterate_response_templates(tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[str, PreTrainedTokenizerBase]]:
@@ -169,16 +169,16 @@ def _iterate_response_templates(tokenizer: PreTrainedTokenizerBase) -> Iterator[
     known: list[object] = []
     # TRL finds a response template by the text of a chat template, so try those that it ships.
     for text in (tokenizer.chat_template, *shipped):
-        other = copy(tokenizer)
-        other.chat_template = text
+        variant = copy(tokenizer)
+        variant.chat_template = text
         try:
-            other = add_response_schema(other)
+            variant = add_response_schema(variant)
         # TRL does not know this chat template.
         except ValueError:
             continue
-        if other.response_template not in known:
-            known.append(other.response_template)
-            yield "trl", other
+        if variant.response_template not in known:
+            known.append(variant.response_template)
+            yield "trl", variant
 
 
 def _make_template_parser(
@@ -199,13 +199,13 @@ def _make_template_parser(
         # The end token may be part of a call, so try with it first.
         for turn in (text + end, text):
             try:
-                found = tokenizer.parse_response(turn, prefix=prefix, tools=tools)
+                message = tokenizer.parse_response(turn, prefix=prefix, tools=tools)
             except (ValueError, TypeError, KeyError, RecursionError) as error:
                 # Report the first error.
                 reason = reason or str(error).partition("\n")[0]
                 continue
-            calls = found.get("tool_calls") or []
-            return [_parse_function_object(each) for each in (calls if isinstance(calls, list) else [calls])]
+            calls = message.get("tool_calls") or []
+            return [_parse_function_object(call) for call in (calls if isinstance(calls, list) else [calls])]
         return [make_syntax_error(f"the call cannot be read: {reason}")]
 
     return parse
@@ -265,88 +265,90 @@ def find_wrong_argument(schema: Mapping[str, object], arguments: Mapping[str, ob
     function = schema["function"]
     assert isinstance(function, Mapping)
     properties = function.get("parameters", {}).get("properties", {})
-    found = (_find_problem(key, value, properties[key]) for key, value in arguments.items() if key in properties)
-    return next((each for each in found if each is not None), None)
+    problems = (_find_problem(key, value, properties[key]) for key, value in arguments.items() if key in properties)
+    return next((problem for problem in problems if problem is not None), None)
 
 
-def _validate_schema(where: str, schema: object) -> None:
-    """Reject a schema of a value. `where` is its place, for the error."""
+def _validate_schema(location: str, schema: object) -> None:
+    """Reject a schema of a value. `location` names it in the error."""
     if not isinstance(schema, Mapping):
-        raise ConfigError(where, schema, "give a JSON schema, an object")
+        raise ConfigError(location, schema, "give a JSON schema, an object")
     # Check this level, then the schemas inside it.
-    for kind in _list_types(schema.get("type", [])):
-        if kind not in _TYPE_NAMES:
-            raise ConfigError(f"{where}, type", kind, f"choose among {', '.join(_TYPE_NAMES)}")
+    for type_name in _list_types(schema.get("type", [])):
+        if type_name not in _TYPE_NAMES:
+            raise ConfigError(f"{location}, type", type_name, f"choose among {', '.join(_TYPE_NAMES)}")
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, Mapping):
-        raise ConfigError(f"{where}, properties", properties, "give an object, a schema by each name")
+        raise ConfigError(f"{location}, properties", properties, "give an object that maps each name to a schema")
     if not _is_list(required) or not set(map(str, required)) <= set(properties):
-        raise ConfigError(f"{where}, required", required, f"list names of its properties: {', '.join(properties)}")
+        raise ConfigError(f"{location}, required", required, f"list names of its properties: {', '.join(properties)}")
     for key, value in properties.items():
-        _validate_schema(f"{where}, {key}", value)
-    for word in ("enum", "anyOf"):
-        if word in schema and not (_is_list(schema[word]) and schema[word]):
-            raise ConfigError(f"{where}, {word}", schema[word], "give a list, not empty")
+        _validate_schema(f"{location}, {key}", value)
+    for keyword in ("enum", "anyOf"):
+        if keyword in schema and not (_is_list(schema[keyword]) and schema[keyword]):
+            raise ConfigError(f"{location}, {keyword}", schema[keyword], "give a list, not empty")
     if "items" in schema:
-        _validate_schema(f"{where}, items", schema["items"])
+        _validate_schema(f"{location}, items", schema["items"])
     for number, value in enumerate(schema.get("anyOf", [])):
-        _validate_schema(f"{where}, anyOf {number}", value)
+        _validate_schema(f"{location}, anyOf {number}", value)
 
 
-def _find_problem(where: str, value: object, schema: Mapping[str, object]) -> str | None:
+def _find_problem(location: str, value: object, schema: Mapping[str, object]) -> str | None:
     """Return a short description of an invalid value, or None for a valid one."""
     if value is None and schema.get("nullable") is True:
         return None
-    kinds = _list_types(schema.get("type", []))
-    if kinds and not any(_matches_type(value, kind) for kind in kinds):
-        return f"{where} is {value!r:.80}; give {' or '.join(_TYPE_NAMES[kind] for kind in kinds)}"
+    type_names = _list_types(schema.get("type", []))
+    if type_names and not any(_matches_type(value, type_name) for type_name in type_names):
+        return f"{location} is {value!r:.80}; give {' or '.join(_TYPE_NAMES[type_name] for type_name in type_names)}"
     allowed = schema.get("enum", [schema["const"]] if "const" in schema else None)
     # Compare types too, because True equals 1 in Python.
-    if isinstance(allowed, Sequence) and not any(type(one) is type(value) and one == value for one in allowed):
-        return f"{where} is {value!r:.80}; give one of {', '.join(map(repr, allowed))}"
+    if isinstance(allowed, Sequence) and not any(type(option) is type(value) and option == value for option in allowed):
+        return f"{location} is {value!r:.80}; give one of {', '.join(map(repr, allowed))}"
     # One fitting alternative suffices. Otherwise report the error of the first.
-    ways = schema.get("anyOf")
+    alternatives = schema.get("anyOf")
     if (
-        isinstance(ways, Sequence)
-        and (wrong := [_find_problem(where, value, way) for way in ways])
-        and None not in wrong
+        isinstance(alternatives, Sequence)
+        and (problems := [_find_problem(location, value, alternative) for alternative in alternatives])
+        and None not in problems
     ):
-        return wrong[0]
-    return _find_inner_problem(where, value, schema)
+        return problems[0]
+    return _find_inner_problem(location, value, schema)
 
 
-def _find_inner_problem(where: str, value: object, schema: Mapping[str, object]) -> str | None:
+def _find_inner_problem(location: str, value: object, schema: Mapping[str, object]) -> str | None:
     """Return a short description of the first invalid item or property in a value, or None."""
     parts: list[tuple[str, object, object]] = []
     if isinstance(value, list | tuple) and "items" in schema:
-        parts = [(f"{where}[{number}]", each, schema["items"]) for number, each in enumerate(value)]
+        parts = [(f"{location}[{number}]", item, schema["items"]) for number, item in enumerate(value)]
     properties, required = schema.get("properties"), schema.get("required")
     if isinstance(value, Mapping):
         missing = [key for key in (required if isinstance(required, Sequence) else []) if key not in value]
         if missing:
-            return f"{where} has no {missing[0]!r}"
+            return f"{location} has no {missing[0]!r}"
         if isinstance(properties, Mapping):
-            parts = [(f"{where}.{key}", each, properties[key]) for key, each in value.items() if key in properties]
-    found = (_find_problem(place, each, inner) for place, each, inner in parts if isinstance(inner, Mapping))
-    return next((each for each in found if each is not None), None)
+            parts = [(f"{location}.{key}", item, properties[key]) for key, item in value.items() if key in properties]
+    problems = (
+        _find_problem(item_location, item, inner) for item_location, item, inner in parts if isinstance(inner, Mapping)
+    )
+    return next((item for item in problems if item is not None), None)
 
 
-def _matches_type(value: object, kind: str) -> bool:
+def _matches_type(value: object, type_name: str) -> bool:
     """Return True if a value has a type of JSON Schema."""
     # bool is a subclass of int.
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if kind == "integer":
+    if type_name == "integer":
         # JSON Schema counts 1.0 as an integer.
         return (isinstance(value, int) and number) or (isinstance(value, float) and value.is_integer())
     types: Mapping[str, type | tuple[type, ...]] = {
         "string": str, "boolean": bool, "array": (list, tuple), "object": Mapping, "null": type(None),
     }  # fmt: skip
-    return number if kind == "number" else isinstance(value, types[kind])
+    return number if type_name == "number" else isinstance(value, types[type_name])
 
 
-def _list_types(named: object) -> list[str]:
+def _list_types(types: object) -> list[str]:
     """Return the types that a schema names, as a list. A schema may name a single type."""
-    return [str(each) for each in named] if _is_list(named) and isinstance(named, Sequence) else [str(named)]
+    return [str(type_name) for type_name in types] if _is_list(types) and isinstance(types, Sequence) else [str(types)]
 
 
 def _is_list(value: object) -> bool:
@@ -378,10 +380,10 @@ class Toolbox:
             except ValueError as error:
                 raise ConfigError("function of the sampler", name, f"wrap it in a def: {error}") from error
             if name in self.functions:
-                raise ConfigError("function of the sampler", name, "give each function a name of its own")
+                raise ConfigError("function of the sampler", name, "give each function a different name")
             self.functions[name] = function
         # Threads that still run after their timeout, by function.
-        self._left_behind: dict[str, set[DaemonThread[object]]] = {}
+        self._hanging_threads: dict[str, set[DaemonThread[object]]] = {}
 
     async def run(self, call: ToolCall | ToolResult) -> ToolResult:
         """Run a call. Errors of the function become a result; a cancellation passes."""
@@ -404,10 +406,10 @@ class Toolbox:
             inspect.signature(function).bind(*call.args, **call.kwargs)
         except TypeError as error:
             return LineStatus.EXCEPTION, f"TypeError: {call.name}() {error}"
-        left_behind = self._left_behind.setdefault(call.name, set())
+        hanging_threads = self._hanging_threads.setdefault(call.name, set())
         # Forget threads that have ended meanwhile.
-        left_behind -= {thread for thread in left_behind if not thread.is_alive()}
-        if len(left_behind) >= _MAX_HANGING_THREADS:
+        hanging_threads -= {thread for thread in hanging_threads if not thread.is_alive()}
+        if len(hanging_threads) >= _MAX_HANGING_THREADS:
             return LineStatus.TIMEOUT, f"TimeoutError: {call.name} hangs in {_MAX_HANGING_THREADS} other calls"
         if inspect.iscoroutinefunction(function):
             return await self._wait_with_timeout(function(*call.args, **call.kwargs), call.name)
@@ -417,11 +419,11 @@ class Toolbox:
         finally:
             # A thread cannot be stopped, only counted.
             if thread.is_alive():
-                left_behind.add(thread)
+                hanging_threads.add(thread)
 
-    async def _wait_with_timeout(self, work: Awaitable[object], name: str) -> tuple[LineStatus, str]:
+    async def _wait_with_timeout(self, awaitable: Awaitable[object], name: str) -> tuple[LineStatus, str]:
         """Return the outcome of `work`. After the timeout, `work` is abandoned, even if it ignores its cancellation."""
-        task = asyncio.ensure_future(_get_result_text(work))
+        task = asyncio.ensure_future(_get_result_text(awaitable))
         # Retrieve the exception of abandoned work, so that asyncio does not log it.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
@@ -439,10 +441,10 @@ class Toolbox:
         return LineStatus.OK, task.result()
 
 
-async def _get_result_text(work: Awaitable[object]) -> str:
+async def _get_result_text(awaitable: Awaitable[object]) -> str:
     """Return the result as text. The result of a plain function may be awaitable."""
     try:
-        value = await work
+        value = await awaitable
         return str(await value if inspect.isawaitable(value) else value)
     # SystemExit would end the event loop.
     except SystemExit as error:
@@ -454,12 +456,12 @@ def compute_tool_metrics(calls: Sequence[tuple[str, bool]], known: Collection[st
 
     Calls of unknown names count as `other`, since a policy can write any name.
     """
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for name in known:
         # Every known tool has metrics, even without a call.
-        figures |= {f"tool/{name}/calls": 0.0, f"tool/{name}/failures": 0.0}
-    for name, answered in calls:
-        kind = f"tool/{name if name in known else 'other'}"
-        figures[f"{kind}/calls"] = figures.get(f"{kind}/calls", 0.0) + 1 / rollouts
-        figures[f"{kind}/failures"] = figures.get(f"{kind}/failures", 0.0) + (not answered) / rollouts
-    return figures
+        metrics |= {f"tool/{name}/calls": 0.0, f"tool/{name}/failures": 0.0}
+    for name, succeeded in calls:
+        prefix = f"tool/{name if name in known else 'other'}"
+        metrics[f"{prefix}/calls"] = metrics.get(f"{prefix}/calls", 0.0) + 1 / rollouts
+        metrics[f"{prefix}/failures"] = metrics.get(f"{prefix}/failures", 0.0) + (not succeeded) / rollouts
+    return metrics

@@ -183,7 +183,7 @@ class SandboxConfig(ABC):
     """Limits that it does not enforce, by the names of their checks in `sandbox.conformance.limits_and_workspaces`."""
 
     @abstractmethod
-    def open(self, births: SandboxOptions) -> AbstractAsyncContextManager[Sandbox]:
+    def open(self, options: SandboxOptions) -> AbstractAsyncContextManager[Sandbox]:
         """Open the sandbox for the duration of an `async with`.
 
         Raises:
@@ -256,7 +256,7 @@ def validate_line(line: str, *, ended: bool) -> None:
     if "\n" in line:
         raise ConfigError("line", line, "push one physical line, without its newline")
     if ended:
-        raise ConfigError("session", "ended", "take a fresh session; look at `ended` before each push")
+        raise ConfigError("session", "ended", "take a fresh session; check `ended` before each push")
 
 
 async def push_lines(console: SandboxSession, lines: Sequence[str]) -> LineResult:
@@ -282,12 +282,12 @@ def combine_results(results: Sequence[LineResult]) -> LineResult:
     if len(results) == 1:
         return results[0]
     plain = (LineStatus.OK, LineStatus.INCOMPLETE)
-    deciding = next((r for r in results if r.status not in plain), results[-1])
+    status_result = next((r for r in results if r.status not in plain), results[-1])
     return LineResult(
         text="".join(r.text for r in results),
         incomplete=results[-1].incomplete,
-        status=deciding.status,
-        answer=deciding.answer,
+        status=status_result.status,
+        answer=status_result.answer,
         elapsed_s=sum(r.elapsed_s for r in results),
         truncated=any(r.truncated for r in results),
     )

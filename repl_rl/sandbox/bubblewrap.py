@@ -54,24 +54,24 @@ _NAMESPACES = re.compile(
 )
 
 
-def find_remedy(words: str) -> str:
-    """Return the remedy for the cause that the message `words` names, and the sandboxes to use instead."""
-    if _NAMESPACES.search(words):
+def find_remedy(message: str) -> str:
+    """Return the remedy for the cause that the error message names, and the sandboxes to use instead."""
+    if _NAMESPACES.search(message):
         return f"{_find_namespace_remedy()}, {INSTEAD}"
     for pattern, remedy in _CAUSES:
-        if found := re.search(pattern, words):
-            return f"{remedy.format(*found.groups())}, {INSTEAD}"
+        if match := re.search(pattern, message):
+            return f"{remedy.format(*match.groups())}, {INSTEAD}"
     return f"see what that says, {INSTEAD}"
 
 
 def _find_namespace_remedy() -> str:
-    for name, forbids, command in _SWITCHES:
+    for name, forbidden_value, command in _SWITCHES:
         try:
             value = Path("/proc/sys", name).read_text().strip()
         except OSError:
             # This kernel does not have the setting.
             continue
-        if value == forbids:
+        if value == forbidden_value:
             return f"allow user namespaces ({command}, as root)"
     return (
         "this process may not make namespaces or filters: where it runs in a container, start that with "
@@ -84,7 +84,7 @@ def _find_namespace_remedy() -> str:
 PRIVATE = ("/tmp", "/dev/shm")
 """Folders that each console covers with its own empty folder."""
 _OURS = (*map(Path, PRIVATE), Path("/dev"), Path("/proc"), Path("/run"))
-"""Paths that never show the host's files, and are no links inside, even if they are links on the host."""
+"""Paths that never show the host's files, and are not links inside, even if they are links on the host."""
 _SYSTEM = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store"),
     *("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d"),
@@ -100,7 +100,7 @@ _UTC = ("/etc/localtime", "/usr/share/zoneinfo/Etc/UTC")
 _KERNEL_NEEDS = ("ipykernel", "zmq")
 _OWN = "repl_rl"
 """Name of this package, which contains the generator of the built-in tasks with their answers."""
-_MOST_LINKS = 40
+_MAX_LINKS = 40
 """Maximum links on the way to one file. A longer way counts as a circle."""
 _WIDE = ("/", "/home", "/media", "/mnt", "/opt", "/root", "/srv", "/var", "/var/tmp", *map(str, _OURS))
 """Prefixes that contain far more than a Python, so none of them is shown as a whole."""
@@ -139,28 +139,28 @@ class _ViewBuilder:
             SandboxUnavailable: it leads to nothing.
         """
         # Follow the path part by part, because each link on the way must exist inside.
-        rest, here = [*reversed(path.parts[1:])], Path("/")
-        links = 0
-        while rest:
-            part = rest.pop()
+        remaining, current = [*reversed(path.parts[1:])], Path("/")
+        link_count = 0
+        while remaining:
+            part = remaining.pop()
             if part == "..":
-                here = here.parent
+                current = current.parent
                 continue
-            here /= part
-            target = None if here in _OURS else _read_link_target(here)
+            current /= part
+            target = None if current in _OURS else _read_link_target(current)
             if target is None:
                 continue
-            links += 1
-            if links > _MOST_LINKS:
-                raise _make_missing_error(path, f"goes round in a circle at {here}")
-            self._add_link(here, target)
+            link_count += 1
+            if link_count > _MAX_LINKS:
+                raise _make_missing_error(path, f"is a circle of links at {current}")
+            self._add_link(current, target)
             # Follow the target of the link before the remaining parts.
-            rest.extend(reversed([part for part in target.parts if part != "/"]))
-            here = Path("/") if target.is_absolute() else here.parent
-        if not here.exists():
-            raise _make_missing_error(path, f"leads to {here}, which is not there")
-        self._bind_tree(here)
-        return here
+            remaining.extend(reversed([part for part in target.parts if part != "/"]))
+            current = Path("/") if target.is_absolute() else current.parent
+        if not current.exists():
+            raise _make_missing_error(path, f"leads to {current}, which does not exist")
+        self._bind_tree(current)
+        return current
 
     def add_path_if_exists(self, path: Path) -> None:
         """As `add_path`, but ignore a path that leads to nothing."""
@@ -189,8 +189,8 @@ class _ViewBuilder:
     @property
     def reexposed_paths(self) -> tuple[str, ...]:
         """Topmost folders and links that were added below `PRIVATE`."""
-        made = self._folders | self._links | self._trees
-        return tuple(sorted(str(path) for path in made if str(path.parent) in PRIVATE and path not in _OURS))
+        added = self._folders | self._links | self._trees
+        return tuple(sorted(str(path) for path in added if str(path.parent) in PRIVATE and path not in _OURS))
 
     def _add_link(self, path: Path, target: Path) -> None:
         if path not in self._links and not self.is_covered(path):
@@ -226,11 +226,11 @@ def _make_missing_error(path: Path, problem: str) -> SandboxUnavailable:
     return SandboxUnavailable(f"sandbox 'local' needs {path}, which {problem}; {remedy}")
 
 
-def build_view(inside: Path, preload: Sequence[str], *, own_uids: bool) -> FilesystemView:
+def build_view(kernel_folder: Path, preload: Sequence[str], *, own_uids: bool) -> FilesystemView:
     """Return the view of a console that runs this Python.
 
     Args:
-        inside: folder for the kernel's package.
+        kernel_folder: folder for the kernel's package.
         preload: modules that must be importable as well.
         own_uids: consoles have other users than this process, so every user must be able to read the shown files.
 
@@ -238,24 +238,24 @@ def build_view(inside: Path, preload: Sequence[str], *, own_uids: bool) -> Files
         SandboxUnavailable: something that this Python needs is missing or not readable; the message names it.
     """
     # Parts that are the same for every Python: programs, settings, the kernel's package.
-    draft = _ViewBuilder()
+    builder = _ViewBuilder()
     for name in _SYSTEM:
-        draft.add_path_if_exists(Path(name))
+        builder.add_path_if_exists(Path(name))
     for file in find_asset("sandbox/etc").iterdir():
-        draft.bind_at(file, Path("/etc", file.name))
-    draft.add_link(*map(Path, _UTC))
-    draft.bind_at(find_asset("sandbox/repl_kernel"), inside)
+        builder.bind_at(file, Path("/etc", file.name))
+    builder.add_link(*map(Path, _UTC))
+    builder.bind_at(find_asset("sandbox/repl_kernel"), kernel_folder)
     # This Python, its packages, and parts that an installer put elsewhere.
-    needed = [*_iterate_python_paths(), *_find_package_folders()]
-    shown = [draft.add_path(path) for path in needed]
+    required = [*_iterate_python_paths(), *_find_package_folders()]
+    visible = [builder.add_path(path) for path in required]
     for path in (*_find_linked_packages(), *_find_module_paths((*_KERNEL_NEEDS, *preload)), *_find_python_libraries()):
-        draft.add_path_if_exists(path)
+        builder.add_path_if_exists(path)
     # Hide this package, which contains the answers of the built-in tasks.
     for folder in _find_own_copies():
-        draft.hide_folder(folder)
+        builder.hide_folder(folder)
     if own_uids:
-        _check_readable([*shown, find_asset("sandbox/repl_kernel").resolve()])
-    return FilesystemView(tuple(draft.options), draft.reexposed_paths, tuple(map(str, _find_package_folders())))
+        _check_readable([*visible, find_asset("sandbox/repl_kernel").resolve()])
+    return FilesystemView(tuple(builder.options), builder.reexposed_paths, tuple(map(str, _find_package_folders())))
 
 
 def _iterate_python_paths() -> Iterator[Path]:
@@ -334,9 +334,9 @@ def _check_readable(paths: Sequence[Path]) -> None:
     for path in paths:
         status = path.stat()
         # A folder must also be searchable.
-        wanted = 0o5 if S_ISDIR(status.st_mode) else 0o4
-        if status.st_mode & wanted != wanted:
+        required_mode = 0o5 if S_ISDIR(status.st_mode) else 0o4
+        if status.st_mode & required_mode != required_mode:
             raise SandboxUnavailable(
-                f"sandbox 'local' gives each console a user of its own, who may not read {path} "
+                f"sandbox 'local' runs each console as a different user, who may not read {path} "
                 f"(mode {status.st_mode & 0o777:o}); chmod -R go+rX '{path}'"
             )

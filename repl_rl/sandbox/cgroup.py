@@ -21,7 +21,7 @@ _SHARE = 2
 """Divisor of the available memory: a sandbox's consoles together may use 1/`_SHARE` of it."""
 _PERIOD_US = 100_000
 _SHARES_PER_CORE = 1024
-_REMOVED_WITHIN_S, _PAUSE_S = 2.0, 0.02
+_REMOVE_TIMEOUT_S, _POLL_S = 2.0, 0.02
 # Shell script: write its own process number to each file before `--`, then become the command after it.
 _JOIN = 'while [ "$1" != -- ]; do echo $$ >"$1" || exit 1; shift; done; shift; exec "$@"'
 _REMEDY = "start the command with: systemd-run --user --scope"
@@ -57,16 +57,16 @@ class ControlGroup:
     async def remove(self) -> None:
         """Remove the group as soon as it is empty. It polls, because only version 2 reports the end of the last
         process."""
-        deadline = asyncio.get_running_loop().time() + _REMOVED_WITHIN_S
+        deadline = asyncio.get_running_loop().time() + _REMOVE_TIMEOUT_S
         try:
-            while left := [folder for folder in self.folders if not _try_remove(folder)]:
+            while remaining := [folder for folder in self.folders if not _try_remove(folder)]:
                 if asyncio.get_running_loop().time() > deadline:
                     # The next sandbox on this machine removes the folder.
                     return
-                for folder in left:
+                for folder in remaining:
                     with contextlib.suppress(OSError):
                         (folder / "cgroup.kill").write_text("1")
-                await asyncio.sleep(_PAUSE_S)
+                await asyncio.sleep(_POLL_S)
         finally:
             _unlock(self.locks)
 
@@ -80,20 +80,20 @@ def create_group() -> ControlGroup:
     version, parents = _find_parent_groups()
     # Containers may share the parent folder, but not their process numbers, so the number alone is not unique.
     name = f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
-    made: list[Path] = []
+    created: list[Path] = []
     locks: list[int] = []
     try:
         for parent in dict.fromkeys(parents.values()):
             _remove_stale_groups(parent)
-            made.append(parent / name)
+            created.append(parent / name)
             locks.append(_make_locked(parent / name))
         memory_bytes = _read_available_memory(parents["memory"]) // _SHARE
-        group = ControlGroup(tuple(made), memory_bytes, count_cores() if "cpu" in parents else 0, locks)
-        _write_limits(version, {kind: parent / name for kind, parent in parents.items()}, group)
+        group = ControlGroup(tuple(created), memory_bytes, count_cores() if "cpu" in parents else 0, locks)
+        _write_limits(version, {controller: parent / name for controller, parent in parents.items()}, group)
         # Check that a process can join the group.
         subprocess.run(group.wrap_command(["true"]), check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        for folder in made:
+        for folder in created:
             _try_remove(folder)
         _unlock(locks)
         raise CgroupUnavailable(f"no cgroup bounds its consoles: {error}") from error
@@ -105,12 +105,12 @@ def _write_limits(version: int, folders: Mapping[str, Path], group: ControlGroup
     quota_us = group.cores * _PERIOD_US
     if version == 2:
         (folders["memory"] / "memory.max").write_text(memory)
-        _write_if_there(folders["memory"] / "memory.swap.max", "0")
+        _write_if_exists(folders["memory"] / "memory.swap.max", "0")
         if "cpu" in folders:
             (folders["cpu"] / "cpu.max").write_text(f"{quota_us} {_PERIOD_US}")
         return
     (folders["memory"] / "memory.limit_in_bytes").write_text(memory)
-    _write_if_there(folders["memory"] / "memory.memsw.limit_in_bytes", memory)
+    _write_if_exists(folders["memory"] / "memory.memsw.limit_in_bytes", memory)
     if "cpu" in folders:
         (folders["cpu"] / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
         (folders["cpu"] / "cpu.cfs_quota_us").write_text(str(quota_us))
@@ -118,7 +118,7 @@ def _write_limits(version: int, folders: Mapping[str, Path], group: ControlGroup
         (folders["cpu"] / "cpu.shares").write_text(str(group.cores * _SHARES_PER_CORE))
 
 
-def _write_if_there(file: Path, text: str) -> None:
+def _write_if_exists(file: Path, text: str) -> None:
     if file.exists():
         file.write_text(text)
 
@@ -129,9 +129,9 @@ def _find_parent_groups() -> tuple[int, dict[str, Path]]:
     Raises:
         CgroupUnavailable: no group can be made here.
     """
-    own = _find_own_groups()
-    if "memory" in own:
-        folders = {kind: folder for kind, folder in own.items() if kind in ("memory", "cpu")}
+    own_groups = _find_own_groups()
+    if "memory" in own_groups:
+        folders = {controller: folder for controller, folder in own_groups.items() if controller in ("memory", "cpu")}
         for folder in folders.values():
             if not os.access(folder, os.W_OK):
                 raise CgroupUnavailable(
@@ -139,17 +139,17 @@ def _find_parent_groups() -> tuple[int, dict[str, Path]]:
                 )
         return 1, folders
     # Version 1 has no memory controller here; look for version 2.
-    if "" not in own:
+    if "" not in own_groups:
         raise CgroupUnavailable("no cgroup bounds its consoles: no hierarchy with the controller memory is mounted")
     # Take the innermost writable group that delegates the memory controller.
-    for folder in (own[""], *own[""].parents):
+    for folder in (own_groups[""], *own_groups[""].parents):
         if not os.access(folder / "cgroup.procs", os.W_OK) or not os.access(folder, os.W_OK):
             continue
-        handed_on = (folder / "cgroup.subtree_control").read_text().split()
-        if "memory" in handed_on:
-            return 2, {kind: folder for kind in handed_on if kind in ("memory", "cpu")}
+        delegated = (folder / "cgroup.subtree_control").read_text().split()
+        if "memory" in delegated:
+            return 2, {controller: folder for controller in delegated if controller in ("memory", "cpu")}
     raise CgroupUnavailable(
-        f"no cgroup bounds its consoles: none is delegated to this process, which is in {own['']}; {_REMEDY}"
+        f"no cgroup bounds its consoles: none is delegated to this process, which is in {own_groups['']}; {_REMEDY}"
     )
 
 
@@ -158,14 +158,14 @@ def _find_own_groups() -> dict[str, Path]:
     # Map each controller to the root and the mount point of its hierarchy.
     mounts: dict[str, tuple[str, Path]] = {}
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        kind, _, options = after.split(" ", 2)
-        root, place = before.split(" ")[3:5]
+        mount_fields, _, filesystem_fields = line.partition(" - ")
+        kind, _, options = filesystem_fields.split(" ", 2)
+        root, mount_point = mount_fields.split(" ")[3:5]
         if kind == "cgroup2":
-            mounts.setdefault("", (root, Path(place)))
+            mounts.setdefault("", (root, Path(mount_point)))
         elif kind == "cgroup":
             for option in options.rpartition(" ")[2].split(","):
-                mounts.setdefault(option, (root, Path(place)))
+                mounts.setdefault(option, (root, Path(mount_point)))
     folders = {}
     # Translate each group path of this process into a folder below that mount point.
     for line in Path("/proc/self/cgroup").read_text().splitlines():
@@ -181,13 +181,13 @@ def _find_own_groups() -> dict[str, Path]:
 
 def _read_available_memory(folder: Path) -> int:
     """Return this machine's memory, bytes, or less if a group at or above `folder` has a lower limit."""
-    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for above in (folder, *folder.parents):
+    limits_bytes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for ancestor in (folder, *folder.parents):
         for name in ("memory.max", "memory.limit_in_bytes"):
             with contextlib.suppress(OSError, ValueError):
                 # The file is missing, or contains "max".
-                found.append(int((above / name).read_text()))
-    return min(found)
+                limits_bytes.append(int((ancestor / name).read_text()))
+    return min(limits_bytes)
 
 
 def _make_locked(folder: Path) -> int:

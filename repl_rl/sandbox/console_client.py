@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 _MAX_PENDING_CALLS = 64
 """Maximum concurrent calls, more than a console has threads. Further calls are dropped."""
-_CALLS_A_LINE = 16_384
+_MAX_CALLS_PER_LINE = 16_384
 """Maximum calls per line, so that answers do not keep the host busy. Later calls are dropped until the timeout."""
 _CLEANUP_S = 10.0
 """Time for cancelled calls to end, seconds. A nested rollout releases its session and console in this time."""
@@ -52,9 +52,9 @@ _TOO_LATE = b'{"error": "the time of the line is over"}'
 # Constants of a supervisor's connection.
 
 _PACKET_BYTES = 65_536
-_PACKETS_A_WAKE = 64
+_MAX_PACKETS_PER_WAKEUP = 64
 """Packets that are read before other callbacks of the event loop run."""
-_MOST_UNASKED = 256
+_MAX_UNEXPECTED_PACKETS = 256
 """Packets of one console that nothing waits for. A supervisor sends a few, and a changed one could send them for
 ever."""
 _CREDENTIALS = struct.Struct("3i")
@@ -64,19 +64,19 @@ _HAS_ENDED = -1
 """Number of the process of a pidfd, in /proc, once its parent has read its status."""
 _INTERRUPT, _KILL = b"I", b"K"
 """Orders, as in `sandbox/repl_kernel/timeout_supervisor.py`."""
-_BORN, _READY, _STRUCK, _TEXT, _DIED = b"B", b"R", b"S", b"T", b"D"
+_FORKED, _READY, _INTERRUPTED, _TEXT, _DIED = b"B", b"R", b"S", b"T", b"D"
 """First byte of each packet from there."""
 
 # Constants of a console.
 
-_GONE = "what made the console is gone, and the console with it"
-_LOOKS, _LOOK_S = 4, 0.05
+_SOURCE_LOST = "the fork server of the console is gone, and the console with it"
+_LOST_CHECKS, _LOST_CHECK_S = 4, 0.05
 """Number of checks, and seconds between them, for whether a killed console died together with its fork server."""
 _LAST_REPLY_S = 0.05
 """Time to wait for a last reply after the notice of a death, seconds. The two may arrive in either order."""
-_DEATH_NEWS_S = 1.0
+_DEATH_REPORT_S = 1.0
 """Time for a supervisor to report a requested death, seconds. After it, the supervisor is killed as well."""
-_MESSAGES_A_WAKE = 64
+_MAX_MESSAGES_PER_WAKEUP = 64
 """Messages that are read before other callbacks of the event loop run."""
 _QUEUED_MESSAGES = 64
 _NEVER = -1
@@ -96,29 +96,29 @@ class LineTimer:
     waits count then, so the line does not time out because of the pause.
     """
 
-    def __init__(self, strike: Callable[[], None]) -> None:
-        """Create a stopped clock that calls `strike` when the time is over."""
-        self._strike = strike
-        self._left_s = self._wait_s = 0.0
-        self._begun_s = 0.0
+    def __init__(self, on_timeout: Callable[[], None]) -> None:
+        """Create a stopped clock that calls `on_timeout` when the time is over."""
+        self._on_timeout = on_timeout
+        self._remaining_s = self._wait_s = 0.0
+        self._started_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
 
     def start(self, seconds: float) -> None:
         """Start to count `seconds` down."""
-        self._left_s, self._wait_s = seconds, seconds / _WAITS_PER_LINE
+        self._remaining_s, self._wait_s = seconds, seconds / _WAITS_PER_LINE
         self.resume()
 
     def pause(self) -> None:
         """Pause the clock."""
         if self._timer is not None:
-            self._schedule_check()
+            self._update_remaining()
             self.stop()
 
     def resume(self) -> None:
         """Resume the clock."""
-        self._begun_s = self._loop.time()
-        self._timer = self._loop.call_later(min(self._left_s, self._wait_s), self._check_deadline)
+        self._started_s = self._loop.time()
+        self._timer = self._loop.call_later(min(self._remaining_s, self._wait_s), self._check_deadline)
 
     def stop(self) -> None:
         """Stop the clock."""
@@ -126,17 +126,17 @@ class LineTimer:
             self._timer.cancel()
             self._timer = None
 
-    def _schedule_check(self) -> None:
+    def _update_remaining(self) -> None:
         # Count at most two waits, in case this process was suspended.
-        self._left_s = max(0.0, self._left_s - min(self._loop.time() - self._begun_s, 2 * self._wait_s))
+        self._remaining_s = max(0.0, self._remaining_s - min(self._loop.time() - self._started_s, 2 * self._wait_s))
 
     def _check_deadline(self) -> None:
         self._timer = None
-        self._schedule_check()
-        if self._left_s:
+        self._update_remaining()
+        if self._remaining_s:
             self.resume()
         else:
-            self._strike()
+            self._on_timeout()
 
 
 class LineHostCalls:
@@ -155,33 +155,33 @@ class LineHostCalls:
         self._wire, self._send, self._clock, self._fail = wire, send, clock, fail
         self._tasks: set[asyncio.Task[None]] = set()
         self._line = b""
-        self._late = False
+        self._is_late = False
         self._count = 0
 
     def start_line(self, line: bytes) -> None:
         """Start the line whose request has the header `line`."""
-        self._line, self._late, self._count = line, False, 0
+        self._line, self._is_late, self._count = line, False, 0
 
     def refuse_further_calls(self) -> None:
         """Refuse further calls, because the time of the line is over. The clock is no longer paused or resumed."""
-        self._late = True
+        self._is_late = True
 
     def answer_call(self, call: HostCallMessage) -> None:
         """Answer a call in the background."""
         if self.host is None or call.line != self._line:
             return
         self._count += 1
-        if len(self._tasks) >= _MAX_PENDING_CALLS or self._count > _CALLS_A_LINE:
+        if len(self._tasks) >= _MAX_PENDING_CALLS or self._count > _MAX_CALLS_PER_LINE:
             return
         # The first of several concurrent calls pauses the clock; `_on_call_done` of the last one resumes it.
-        if not self._tasks and not self._late:
+        if not self._tasks and not self._is_late:
             self._clock.pause()
         task = asyncio.create_task(self._run_call(self.host, call))
         self._tasks.add(task)
         task.add_done_callback(self._on_call_done)
 
     async def _run_call(self, host: HostCallHandler, call: HostCallMessage) -> None:
-        reply = _TOO_LATE if self._late else await host.answer_call(call.content)
+        reply = _TOO_LATE if self._is_late else await host.answer_call(call.content)
         # The line may have ended while the host worked.
         if call.line == self._line:
             self._send(self._wire.encode_host_reply(call, reply))
@@ -191,7 +191,7 @@ class LineHostCalls:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._fail(error)
-        elif not self._tasks and self._line and not self._late:
+        elif not self._tasks and self._line and not self._is_late:
             self._clock.resume()
 
     async def end_line(self) -> None:
@@ -235,24 +235,24 @@ class SupervisorClient:
         self._isolated = isolated
         self._max_text_bytes = max_text_bytes
         self._loop = asyncio.get_running_loop()
-        self._words = bytearray()
-        self._unasked = 0
+        self._unread_output = bytearray()
+        self._unexpected_packets = 0
         self._process = -1
-        self._folder = self._listening = -1
+        self._folder = self._console_socket = -1
         # `_handle_packet` sets these two, and the death of the console sets those that still wait.
         self.forked: asyncio.Future[None] = self._loop.create_future()
         """Done when the fork server has forked the supervisor, or when it is dead."""
         self.ready: asyncio.Future[None] = self._loop.create_future()
         self.exit_info: ConsoleDeath | None = None
         self.on_death: Callable[[], None] = lambda: None
-        self._struck: asyncio.Future[None] | None = None
+        self._interrupt_sent: asyncio.Future[None] | None = None
         connection.setblocking(False)
         # The system then reports the sender of the first packet.
         self._request_credentials(True)
         self._loop.add_reader(connection.fileno(), self._read_packets)
 
-    def _request_credentials(self, wanted: bool) -> None:
-        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, wanted)
+    def _request_credentials(self, enabled: bool) -> None:
+        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, enabled)
 
     def open_console_address(self) -> str:
         """Open the console's socket, once. Return an address that is valid until `close_console_address`.
@@ -262,17 +262,17 @@ class SupervisorClient:
         Raises:
             OSError: there is no socket.
         """
-        self._listening = os.open("shell", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
+        self._console_socket = os.open("shell", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
         self._close_folder()
-        if not stat.S_ISSOCK(os.fstat(self._listening).st_mode):
-            raise OSError("a console put something else in the place of its socket")
-        return f"ipc:///proc/self/fd/{self._listening}"
+        if not stat.S_ISSOCK(os.fstat(self._console_socket).st_mode):
+            raise OSError("a console replaced its socket by something else")
+        return f"ipc:///proc/self/fd/{self._console_socket}"
 
     def close_console_address(self) -> None:
         """Close the socket's file, which is not needed once the connection is made."""
-        if self._listening >= 0:
-            os.close(self._listening)
-            self._listening = -1
+        if self._console_socket >= 0:
+            os.close(self._console_socket)
+            self._console_socket = -1
 
     def _close_folder(self) -> None:
         if self._folder >= 0:
@@ -282,12 +282,12 @@ class SupervisorClient:
     def interrupt(self) -> "asyncio.Future[None]":
         """Send SIGINT to the console's process group. The future is done when the signal is sent, or the console is
         dead."""
-        if self._struck is None or self._struck.done():
-            self._struck = self._loop.create_future()
+        if self._interrupt_sent is None or self._interrupt_sent.done():
+            self._interrupt_sent = self._loop.create_future()
         self._send_order(_INTERRUPT)
         if self.exit_info is not None:
-            self._struck.set_result(None)
-        return self._struck
+            self._interrupt_sent.set_result(None)
+        return self._interrupt_sent
 
     def kill(self) -> None:
         """Send SIGKILL to the console. Its death is then reported."""
@@ -311,9 +311,9 @@ class SupervisorClient:
         if self._process >= 0:
             os.close(self._process)
             self._process = -1
-        for waiting in (self.forked, self.ready):
-            if not waiting.done():
-                waiting.cancel()
+        for future in (self.forked, self.ready):
+            if not future.done():
+                future.cancel()
 
     def _send_order(self, order: bytes) -> None:
         with contextlib.suppress(OSError):
@@ -322,7 +322,7 @@ class SupervisorClient:
 
     def _read_packets(self) -> None:
         """Read some packets. The event loop calls this again while more of them wait."""
-        for _ in range(_PACKETS_A_WAKE):
+        for _ in range(_MAX_PACKETS_PER_WAKEUP):
             if self.exit_info is not None:
                 return
             try:
@@ -334,8 +334,8 @@ class SupervisorClient:
             self._handle_packet(packet)
 
     def _handle_packet(self, packet: _SupervisorPacket) -> None:
-        kind, rest = packet.content[:1], packet.content[1:]
-        if kind == _BORN and self._process < 0 and self._is_sent_by_itself(packet):
+        packet_type, rest = packet.content[:1], packet.content[1:]
+        if packet_type == _FORKED and self._process < 0 and self._is_sent_by_itself(packet):
             self._process, self._folder = packet.descriptors
             # Only the first packet's sender must be checked.
             self._request_credentials(False)
@@ -345,53 +345,53 @@ class SupervisorClient:
         # Any other packet must not contain descriptors; close them.
         for descriptor in packet.descriptors:
             os.close(descriptor)
-        if kind == _BORN:
-            self._set_death(ConsoleDeath(None))
+        if packet_type == _FORKED:
+            self._record_death(ConsoleDeath(None))
             return
-        if kind == _READY and not self.ready.done():
+        if packet_type == _READY and not self.ready.done():
             self.ready.set_result(None)
-        elif kind == _STRUCK and self._struck is not None and not self._struck.done():
-            self._struck.set_result(None)
-        elif kind == _TEXT and rest and len(self._words) < self._max_text_bytes:
-            self._words += rest
-        elif kind in (_READY, _STRUCK, _TEXT) and self._unasked < _MOST_UNASKED:
-            self._unasked += 1
+        elif packet_type == _INTERRUPTED and self._interrupt_sent is not None and not self._interrupt_sent.done():
+            self._interrupt_sent.set_result(None)
+        elif packet_type == _TEXT and rest and len(self._unread_output) < self._max_text_bytes:
+            self._unread_output += rest
+        elif packet_type in (_READY, _INTERRUPTED, _TEXT) and self._unexpected_packets < _MAX_UNEXPECTED_PACKETS:
+            self._unexpected_packets += 1
         else:
             # An unknown kind, or too many packets, is as good as a closed connection.
-            text = self._words.decode("utf-8", "replace")
-            self._set_death(_parse_death(rest, text) if kind == _DIED else ConsoleDeath(None, text))
+            text = self._unread_output.decode("utf-8", "replace")
+            self._record_death(_parse_death(rest, text) if packet_type == _DIED else ConsoleDeath(None, text))
 
     def _is_sent_by_itself(self, packet: _SupervisorPacket) -> bool:
         """Return True if the sender handed over itself. Any other process must not be killed through this handle."""
         if len(packet.descriptors) != 2:
             return False
-        handed = _read_pid_of_pidfd(packet.descriptors[0])
-        if handed > 0 and handed == packet.sender:
+        pid = _read_pid_of_pidfd(packet.descriptors[0])
+        if pid > 0 and pid == packet.sender:
             return True
         # On a busy machine, a short workspace process has ended before this packet is read. Nothing can be killed
         # through its handle, and the next packet has its status.
-        if handed == _HAS_ENDED and not os.path.exists(f"/proc/{packet.sender}"):
+        if pid == _HAS_ENDED and not os.path.exists(f"/proc/{packet.sender}"):
             return True
-        log.warning("refused: process %d handed over process %d as a console's", packet.sender, handed)
+        log.warning("refused: process %d handed over process %d as a console's", packet.sender, pid)
         return False
 
-    def _set_death(self, death: ConsoleDeath) -> None:
+    def _record_death(self, death: ConsoleDeath) -> None:
         self.exit_info = death
         self._loop.remove_reader(self._connection.fileno())
         # Wake all waiting tasks; they check `exit_info`.
-        for waiting in (self.forked, self.ready, self._struck):
-            if waiting is not None and not waiting.done():
-                waiting.set_result(None)
+        for future in (self.forked, self.ready, self._interrupt_sent):
+            if future is not None and not future.done():
+                future.set_result(None)
         self.on_death()
 
 
 def _receive_packet(connection: socket.socket) -> _SupervisorPacket:
     content, ancillary, _, _ = connection.recvmsg(_PACKET_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
     descriptors, sender = list[int](), 0
-    for level, kind, data in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+    for level, message_type, data in ancillary:
+        if (level, message_type) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
             sender = _CREDENTIALS.unpack(data)[0]
-        elif (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+        elif (level, message_type) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             descriptors += [number for (number,) in struct.iter_unpack("i", data[: len(data) // 4 * 4])]
     return _SupervisorPacket(content, descriptors, sender)
 
@@ -405,11 +405,11 @@ def _read_pid_of_pidfd(handle: int) -> int:
 
 def _parse_death(packet: bytes, text: str) -> ConsoleDeath:
     try:
-        news = json.loads(packet)
-        code, cut = news["code"], news["cut"]
+        report = json.loads(packet)
+        code, truncated = report["code"], report["cut"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return ConsoleDeath(None, text)
-    return ConsoleDeath(code if isinstance(code, int) else None, text, cut is True)
+    return ConsoleDeath(code if isinstance(code, int) else None, text, truncated is True)
 
 
 class ConsoleSession:
@@ -417,23 +417,23 @@ class ConsoleSession:
 
     def __init__(
         self,
-        link: SupervisorClient,
+        supervisor: SupervisorClient,
         key: str,
         limits: Limits,
         context: "zmq.Context[zmq.Socket[bytes]]",
         *,
         decide: bool,
-        lost: Callable[[], bool],
+        is_source_lost: Callable[[], bool],
     ) -> None:
         """`decide`: host and console run the same Python, so the host may decide whether a cell is complete.
 
-        `lost`: returns True if the fork server of this console is gone.
+        `is_source_lost`: returns True if the fork server of this console is gone.
         """
-        self._link = link
-        self._lost = lost
+        self._supervisor = supervisor
+        self._is_source_lost = is_source_lost
         self._limits = limits
         self._wire = JupyterWire(key)
-        self._typed = PendingCell(decide=decide)
+        self._pending_cell = PendingCell(decide=decide)
         self._ended = False
         self._interrupting: asyncio.Future[None] | None = None
         self._pending: asyncio.Future[ConsoleReply | ConsoleDeath | None] | None = None
@@ -442,10 +442,10 @@ class ConsoleSession:
         self._clock = LineTimer(self._interrupt)
         self._calls = LineHostCalls(self._wire, self._send, self._clock, self._fail)
         self._offer_sent = False
-        self._answered = self._afresh = False
+        self._answered = self._discard_answer = False
         self._loop = asyncio.get_running_loop()
-        # Each reply arrives on this socket, and the report of a death on that of `link`.
-        address = link.open_console_address()
+        # Each reply arrives on this socket, and the report of a death on that of `supervisor`.
+        address = supervisor.open_console_address()
         self._socket = context.socket(zmq.DEALER)
         self._socket.linger = 0
         self._socket.reconnect_ivl = _NEVER
@@ -453,8 +453,8 @@ class ConsoleSession:
         self._socket.rcvhwm = _QUEUED_MESSAGES
         self._socket.maxmsgsize = (1 << 20) + 8 * limits.output_bytes
         self._socket.connect(address)
-        self._loop.add_reader(self._socket.fileno(), self._drain)
-        link.on_death = self._on_death
+        self._loop.add_reader(self._socket.fileno(), self._read_messages)
+        supervisor.on_death = self._on_death
         self.on_close: Callable[[], None] = _do_nothing
         """Called once, when this console is released."""
 
@@ -466,7 +466,7 @@ class ConsoleSession:
     @property
     def is_dead(self) -> bool:
         """True once its process has ended. This can happen while the console waits for its lease."""
-        return self._socket.closed or self._link.exit_info is not None
+        return self._socket.closed or self._supervisor.exit_info is not None
 
     def offer_functions(self, host: HostCallHandler) -> None:
         """As `SupportsHostFunctions.offer_functions`."""
@@ -482,7 +482,7 @@ class ConsoleSession:
             raise ConfigError(
                 "session.continue_after_answer()", "ended", "only an answer can be followed by further lines"
             )
-        self._afresh = self._afresh or self._answered
+        self._discard_answer = self._discard_answer or self._answered
         self._ended = self._answered = False
 
     async def push(self, line: str) -> LineResult:
@@ -492,12 +492,12 @@ class ConsoleSession:
             SandboxLost: the console died because its fork server or container died.
         """
         validate_line(line, ended=self._ended)
-        started = time.perf_counter()
-        code = self._typed.add_line(line)
+        start = time.perf_counter()
+        code = self._pending_cell.add_line(line)
         if isinstance(code, LineResult):
             return code
         outcome = await self._run(code)
-        elapsed_s = time.perf_counter() - started
+        elapsed_s = time.perf_counter() - start
         if outcome is None:
             return LineResult("", False, LineStatus.SANDBOX_FAULT, None, elapsed_s)
         if isinstance(outcome, ConsoleReply):
@@ -509,12 +509,12 @@ class ConsoleSession:
         """Return the console's reply or its death. None means that the reply was malformed."""
         if self._socket.closed:
             self._ended = True
-            raise SandboxLost(_GONE)
+            raise SandboxLost(_SOURCE_LOST)
         # True until the reply comes: after a cancelled push, the state of the console is unknown.
         self._ended = True
         self._interrupting = None
-        self._header, frames = self._wire.encode_request(code, self._build_offer(), self._afresh)
-        self._afresh = False
+        self._header, frames = self._wire.encode_request(code, self._build_offer(), self._discard_answer)
+        self._discard_answer = False
         self._pending = self._loop.create_future()
         self._calls.start_line(self._header)
         self._clock.start(self._limits.line_timeout_s)
@@ -522,9 +522,9 @@ class ConsoleSession:
             if not self._send(frames):
                 # The console closed its connection, so no reply can come any more.
                 self._kill()
-            if self._link.exit_info is not None:
+            if self._supervisor.exit_info is not None:
                 self._on_death()
-            # `_drain`, `_on_death` or `_destroy` sets the result.
+            # `_read_messages`, `_on_death` or `_destroy` sets the result.
             outcome = await self._pending
             await self._wait_for_signal()
         finally:
@@ -558,29 +558,29 @@ class ConsoleSession:
         except zmq.Again:
             return False
         # ZeroMQ's descriptor is edge-triggered, and sending consumes edges: without this, a reply could stay unread.
-        self._drain()
+        self._read_messages()
         return True
 
     def _interrupt(self) -> None:
         self._calls.refuse_further_calls()
-        self._interrupting = self._link.interrupt()
+        self._interrupting = self._supervisor.interrupt()
         self._timer = self._loop.call_later(self._limits.interrupt_grace_s, self._kill)
 
     def _kill(self) -> None:
-        self._link.kill()
-        self._timer = self._loop.call_later(_DEATH_NEWS_S, self._destroy)
+        self._supervisor.kill()
+        self._timer = self._loop.call_later(_DEATH_REPORT_S, self._destroy)
 
     def _destroy(self) -> None:
-        self._link.destroy()
+        self._supervisor.destroy()
         self._resolve(ConsoleDeath(None))
 
     def _on_death(self) -> None:
-        if self._pending is not None and self._link.exit_info is not None:
-            self._loop.call_later(_LAST_REPLY_S, self._resolve_request, self._header, self._link.exit_info)
+        if self._pending is not None and self._supervisor.exit_info is not None:
+            self._loop.call_later(_LAST_REPLY_S, self._resolve_request, self._header, self._supervisor.exit_info)
 
     def _resolve_request(self, header: bytes, death: ConsoleDeath) -> None:
         if header == self._header:
-            self._drain()
+            self._read_messages()
             self._resolve(death)
 
     def _resolve(self, outcome: ConsoleReply | ConsoleDeath | None) -> None:
@@ -591,11 +591,11 @@ class ConsoleSession:
         if self._pending is not None and not self._pending.done():
             self._pending.set_exception(error)
 
-    def _drain(self) -> None:
+    def _read_messages(self) -> None:
         """Read every message that has arrived. Messages that are not about the running line are dropped."""
         if self._socket.closed:
             return
-        for _ in range(_MESSAGES_A_WAKE):
+        for _ in range(_MAX_MESSAGES_PER_WAKEUP):
             if not int(self._socket.getsockopt(_EVENTS)) & _READABLE:
                 return
             frames = self._socket.recv_multipart(_DONTWAIT)
@@ -614,28 +614,28 @@ class ConsoleSession:
             if reply is not None:
                 self._pending.set_result(reply)
         # More messages may wait; read them after other callbacks have run.
-        self._loop.call_soon(self._drain)
+        self._loop.call_soon(self._read_messages)
 
     def _make_result_from_reply(self, reply: ConsoleReply, elapsed_s: float) -> LineResult:
-        self._link.close_console_address()
+        self._supervisor.close_console_address()
         result = make_result_from_reply(reply, self._limits, elapsed_s, interrupted=self._interrupting is not None)
-        self._ended = self._typed.update_from_result(result)
+        self._ended = self._pending_cell.update_from_result(result)
         self._answered = result.status is LineStatus.ANSWERED
         return result
 
     async def _raise_if_source_lost(self, death: ConsoleDeath) -> None:
         """Raise SandboxLost if the console died with its fork server, whose end may become visible a little later."""
         # Killed, or without a known exit code, and not interrupted by the host at the deadline.
-        unexplained = death.code in (None, -signal.SIGKILL) and self._interrupting is None
-        for look in range(_LOOKS if unexplained else 1):
-            if look:
-                await asyncio.sleep(_LOOK_S)
-            if self._lost():
-                raise SandboxLost(_GONE)
+        is_unexplained = death.code in (None, -signal.SIGKILL) and self._interrupting is None
+        for attempt in range(_LOST_CHECKS if is_unexplained else 1):
+            if attempt:
+                await asyncio.sleep(_LOST_CHECK_S)
+            if self._is_source_lost():
+                raise SandboxLost(_SOURCE_LOST)
 
     def mark_source_lost(self) -> None:
         """Fail the running line, or else the next one, because the fork server of this console is gone."""
-        self._fail(SandboxLost(_GONE))
+        self._fail(SandboxLost(_SOURCE_LOST))
         self._close_socket()
 
     def _close_socket(self) -> None:
@@ -650,7 +650,7 @@ class ConsoleSession:
         """Kill the console and release its resources."""
         self._ended = True
         self._close_socket()
-        self._link.close()
+        self._supervisor.close()
         on_close, self.on_close = self.on_close, _do_nothing
         on_close()
 

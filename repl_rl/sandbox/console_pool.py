@@ -55,9 +55,9 @@ class ConsolePool(Generic[_ConsoleT]):
     def __init__(self, open_console: Callable[[], Awaitable[_ConsoleT]], *, warm: int, starting: int) -> None:
         self._open_console = open_console
         self._warm = warm
-        self._starting_at_most = starting
+        self._max_starting = starting
         self._ready: deque[_ConsoleT] = deque()
-        self._waiting: deque[asyncio.Future[_ConsoleT]] = deque()
+        self._waiters: deque[asyncio.Future[_ConsoleT]] = deque()
         self._starting: set[asyncio.Task[None]] = set()
         self._leased: set[_ConsoleT] = set()
         self._closed = False
@@ -89,16 +89,16 @@ class ConsolePool(Generic[_ConsoleT]):
                 continue
             self._leased.add(session)
             return session
-        waiting: asyncio.Future[_ConsoleT] = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiting)
+        waiter: asyncio.Future[_ConsoleT] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
         self.start_missing()
         try:
-            return await waiting
+            return await waiter
         except asyncio.CancelledError:
             # The console was assigned just before the cancellation; end its lease.
-            if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
-                self._leased.discard(waiting.result())
-                waiting.result().close()
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                self._leased.discard(waiter.result())
+                waiter.result().close()
                 self.start_missing()
             raise
 
@@ -108,8 +108,8 @@ class ConsolePool(Generic[_ConsoleT]):
             return
         # Start consoles for the reserve and for waiting leases, less those that start already.
         reserve = max(0, self._warm - len(self._leased) - len(self._ready))
-        wanted = reserve + len(self._waiting) - len(self._starting)
-        for _ in range(min(wanted, self._starting_at_most - len(self._starting))):
+        missing = reserve + len(self._waiters) - len(self._starting)
+        for _ in range(min(missing, self._max_starting - len(self._starting))):
             task = asyncio.create_task(self._start_console())
             self._starting.add(task)
             task.add_done_callback(self._on_started)
@@ -122,7 +122,7 @@ class ConsolePool(Generic[_ConsoleT]):
         if error is None:
             self.start_missing()
         else:
-            self._fail_waiting(error)
+            self._fail_waiters(error)
 
     async def _start_console(self) -> None:
         for attempt in range(_TRIES):
@@ -140,31 +140,31 @@ class ConsolePool(Generic[_ConsoleT]):
 
     def add_console(self, session: _ConsoleT) -> None:
         """Add a fresh console. Waiting leases come before the reserve."""
-        while self._waiting:
+        while self._waiters:
             # A lease that was cancelled while it waited is done; skip it.
-            waiting = self._waiting.popleft()
-            if not waiting.done():
+            waiter = self._waiters.popleft()
+            if not waiter.done():
                 self._leased.add(session)
-                waiting.set_result(session)
+                waiter.set_result(session)
                 return
         if self._closed:
             session.close()
         else:
             self._ready.append(session)
 
-    def _fail_waiting(self, error: BaseException) -> None:
+    def _fail_waiters(self, error: BaseException) -> None:
         """Fail all waiting leases. The next lease tries again."""
-        while self._waiting:
-            waiting = self._waiting.popleft()
-            if not waiting.done():
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
                 fault = (SandboxLost if isinstance(error, SandboxLost) else SandboxFault)(str(error))
                 fault.__cause__ = error
-                waiting.set_exception(fault)
+                waiter.set_exception(fault)
 
     async def close(self) -> None:
         """Kill all consoles, leased ones too."""
         self._closed = True
-        self._fail_waiting(SandboxFault("the sandbox is closed"))
+        self._fail_waiters(SandboxFault("the sandbox is closed"))
         starting = list(self._starting)
         for task in starting:
             task.cancel()
@@ -192,8 +192,8 @@ class ConsoleFactory(Protocol):
             SandboxFault: the process could not be started.
         """
 
-    async def open_workspace_console(self, station: WorkspaceProcess) -> ConsoleSession:
-        """Return a fresh console that begins with the workspace of `station`.
+    async def open_workspace_console(self, workspace: WorkspaceProcess) -> ConsoleSession:
+        """Return a fresh console that begins with this workspace.
 
         Raises:
             SandboxFault: no console could be started.
@@ -228,9 +228,9 @@ class SharedForkServer:
         server = await self._get_live_server()
         return await server.prepare_workspace(setup, self._limits)
 
-    async def open_workspace_console(self, station: WorkspaceProcess) -> ConsoleSession:
+    async def open_workspace_console(self, workspace: WorkspaceProcess) -> ConsoleSession:
         """As `ConsoleFactory.open_workspace_console`."""
-        return self._register_session(await station.open_console(self._limits, decide=self._decide))
+        return self._register_session(await workspace.open_console(self._limits, decide=self._decide))
 
     def _register_session(self, session: ConsoleSession) -> ConsoleSession:
         self._sessions.add(session)
@@ -247,7 +247,7 @@ class SharedForkServer:
         return self._server
 
     async def _replace_server(self) -> None:
-        log.warning("what makes consoles is gone (%s); another one is started", self._server.get_log_tail())
+        log.warning("the fork server is gone (%s); starting another one", self._server.get_log_tail())
         for session in list(self._sessions):
             session.mark_source_lost()
         self._sessions.clear()
@@ -266,15 +266,15 @@ class ServerPerConsole:
     """Source with one fork server per console, which ends with it, so that consoles share nothing."""
 
     def __init__(
-        self, launch: ForkServerLauncher, limits: Limits, first: ForkServer, patience_s: Sequence[float] = PATIENCE_S
+        self, launch: ForkServerLauncher, limits: Limits, server: ForkServer, patience_s: Sequence[float] = PATIENCE_S
     ) -> None:
         self._launch = launch
         self._limits = limits
         self._patience_s = patience_s
-        self._spare: ForkServer | None = first
+        self._spare: ForkServer | None = server
         self._stopping: set[asyncio.Task[None]] = set()
         # As in `SharedForkServer`.
-        self._decide = first.python_version[:2] == sys.version_info[:2]
+        self._decide = server.python_version[:2] == sys.version_info[:2]
 
     async def open_console(self) -> ConsoleSession:
         """As `ConsoleFactory.open_console`."""
@@ -291,16 +291,16 @@ class ServerPerConsole:
         """As `ConsoleFactory.prepare_workspace`. The process serves a single console, and ends with it."""
         server, self._spare = self._spare or await self._get_new_server(), None
         try:
-            station = await server.prepare_workspace(setup, self._limits)
+            workspace = await server.prepare_workspace(setup, self._limits)
         except BaseException:
             await server.stop()
             raise
-        station.on_close = lambda: self._stop_server(server)
-        return station
+        workspace.on_close = lambda: self._stop_server(server)
+        return workspace
 
-    async def open_workspace_console(self, station: WorkspaceProcess) -> ConsoleSession:
+    async def open_workspace_console(self, workspace: WorkspaceProcess) -> ConsoleSession:
         """As `ConsoleFactory.open_workspace_console`."""
-        return await station.open_console(self._limits, decide=self._decide)
+        return await workspace.open_console(self._limits, decide=self._decide)
 
     async def _get_new_server(self) -> ForkServer:
         return await _restart_fork_server(self._launch, self._patience_s)
@@ -344,12 +344,12 @@ class ForkServerSandbox:
         name: str,
         python_version: tuple[int, int, int],
         pool: ConsolePool[ConsoleSession],
-        stations: WorkspacePool,
+        workspaces: WorkspacePool,
     ) -> None:
         self.name = name
         self.python_version = python_version
         self._pool = pool
-        self._stations = stations
+        self._workspaces = workspaces
 
     def session(self) -> AbstractAsyncContextManager[ConsoleSession]:
         """As `Sandbox.session`."""
@@ -357,12 +357,12 @@ class ForkServerSandbox:
 
     def open_workspace_session(self, setup: WorkspaceContent) -> AbstractAsyncContextManager[ConsoleSession]:
         """As `SupportsWorkspace.open_workspace_session`."""
-        return self._stations.lease(setup)
+        return self._workspaces.lease(setup)
 
 
 @asynccontextmanager
 async def open_fork_server_sandbox(
-    name: str, launch: ForkServerLauncher, births: SandboxOptions, *, server_each: bool = False
+    name: str, launch: ForkServerLauncher, options: SandboxOptions, *, server_each: bool = False
 ) -> AsyncIterator[ForkServerSandbox]:
     """Run fork servers and their console pool for the duration of the context.
 
@@ -370,38 +370,38 @@ async def open_fork_server_sandbox(
         SandboxUnavailable: the limit of open files is too low, no fork server starts, or the first console cannot be
             isolated.
     """
-    raise_file_limit(births)
+    raise_file_limit(options)
     server = await ForkServer.start(launch)
-    source: ConsoleFactory = (ServerPerConsole if server_each else SharedForkServer)(launch, births.limits, server)
-    pool = ConsolePool(source.open_console, warm=births.pool_size, starting=births.max_concurrent_starts)
-    stations = WorkspacePool(
+    source: ConsoleFactory = (ServerPerConsole if server_each else SharedForkServer)(launch, options.limits, server)
+    pool = ConsolePool(source.open_console, warm=options.pool_size, starting=options.max_concurrent_starts)
+    workspaces = WorkspacePool(
         source.prepare_workspace,
         source.open_workspace_console,
-        starting=births.max_concurrent_starts,
+        starting=options.max_concurrent_starts,
         shared=not server_each,
     )
     try:
         try:
             # Open one console now, so that missing isolation is an error here and not in a rollout.
-            first = await source.open_console()
-            if births.pool_size:
-                pool.add_console(first)
+            console = await source.open_console()
+            if options.pool_size:
+                pool.add_console(console)
             else:
-                first.close()
+                console.close()
         except SandboxFault as fault:
             raise SandboxUnavailable(
                 f"sandbox {name!r} cannot isolate a console here: {fault}; {launch.find_remedy(str(fault))}"
             ) from fault
         pool.start_missing()
-        yield ForkServerSandbox(name, server.python_version, pool, stations)
+        yield ForkServerSandbox(name, server.python_version, pool, workspaces)
     finally:
         # Consoles end before the fork servers that they come from.
-        await stations.close()
+        await workspaces.close()
         await pool.close()
         await source.close()
 
 
-def raise_file_limit(births: SandboxOptions) -> None:
+def raise_file_limit(options: SandboxOptions) -> None:
     """Raise this process's limit of open files to the number that the consoles need, up to the hard limit.
 
     At the limit, ZeroMQ ends the process without an exception.
@@ -409,13 +409,12 @@ def raise_file_limit(births: SandboxOptions) -> None:
     Raises:
         SandboxUnavailable: the hard limit is too low.
     """
-    needed = _FILES + _FILES_PER_CONSOLE * (births.pool_size + births.max_concurrent_starts)
+    needed = _FILES + _FILES_PER_CONSOLE * (options.pool_size + options.max_concurrent_starts)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise SandboxUnavailable(
-            f"this process may open {hard} files, and {births.pool_size + births.max_concurrent_starts} consoles need "
-            f"{needed}; raise the limit (ulimit -n {needed})"
+            f"this process may open {hard} files, and its consoles need {needed}; raise the limit (ulimit -n {needed})"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

@@ -74,7 +74,7 @@ _PROCESSES = 2048
 """Maximum processes and threads of a container: those of 128 consoles, each of which is limited as well."""
 _ACCEPT_TIMEOUT_S, _POLL_S = 60.0, 0.2
 """Time for a container to connect, and between two polls of its state, seconds."""
-_REMOVED_WITHIN_S = 30
+_REMOVE_TIMEOUT_S = 30
 _CREDENTIALS = struct.Struct("3i")
 """`struct ucred`: process, user, group."""
 
@@ -223,7 +223,7 @@ class RunningContainer:
 
     def __init__(self, container: Container) -> None:
         self._container = container
-        self._words = ""
+        self._log_tail = ""
         self._alive = True
 
     @property
@@ -236,7 +236,7 @@ class RunningContainer:
         import docker  # slow to import
 
         try:
-            self._words = self._container.logs(tail=20).decode("utf-8", "replace").strip()
+            self._log_tail = self._container.logs(tail=20).decode("utf-8", "replace").strip()
             self._container.reload()
             self._alive = self._container.status in ("created", "running")
         except (docker.errors.APIError, OSError):
@@ -247,12 +247,12 @@ class RunningContainer:
     def owns_process(self, pid: int) -> bool:
         """Return True if `pid` is the container's first process or a descendant of it. This queries the daemon."""
         self.poll()
-        first = self._container.attrs["State"]["Pid"] if self._alive else 0
-        return first > 0 and pid in (first, *list_descendants(first))
+        first_pid = self._container.attrs["State"]["Pid"] if self._alive else 0
+        return first_pid > 0 and pid in (first_pid, *list_descendants(first_pid))
 
     def get_log_tail(self) -> str:
         """Return the end of its log, as of the last `poll`."""
-        return self._words or "it said nothing"
+        return self._log_tail or "it printed nothing"
 
     async def stop(self) -> None:
         """Kill and remove the container."""
@@ -271,7 +271,7 @@ class RunningContainer:
                 raise
             # Another removal is running; wait for its end.
             with contextlib.suppress(docker.errors.NotFound):
-                self._container.wait(condition="removed", timeout=_REMOVED_WITHIN_S)
+                self._container.wait(condition="removed", timeout=_REMOVE_TIMEOUT_S)
         except OSError:
             # The daemon is away. The connection to this process is closed, so the container ends and is removed without
             # us.
@@ -298,12 +298,12 @@ async def build_if_missing() -> None:
         SandboxUnavailable: the image cannot be built here; the message contains the command that helps.
     """
     stop = Event()
-    work = asyncio.ensure_future(asyncio.to_thread(build_image, stop=stop))
+    build_task = asyncio.ensure_future(asyncio.to_thread(build_image, stop=stop))
     try:
-        await asyncio.shield(work)
+        await asyncio.shield(build_task)
     except asyncio.CancelledError:
         stop.set()
-        await asyncio.wait({work})
+        await asyncio.wait({build_task})
         raise
 
 
@@ -345,8 +345,8 @@ def build_image(*, base: str = "", wheels: Path | None = None, tag: str = "", st
 
 def _find_base_image(client: Daemon) -> str:
     tags = [tag for image in client.images.list() for tag in image.tags]
-    others = sorted(tag for tag in tags if _OTHER_BASES.fullmatch(tag))
-    return BASE if BASE in tags or not others else others[0]
+    alternatives = sorted(tag for tag in tags if _OTHER_BASES.fullmatch(tag))
+    return BASE if BASE in tags or not alternatives else alternatives[0]
 
 
 def _read_python_version(client: Daemon, base: str) -> str:
@@ -360,14 +360,14 @@ def _read_python_version(client: Daemon, base: str) -> str:
     # The version of the default base is known without starting a container.
     if base == BASE:
         return _BASE_PYTHON
-    ask = ["python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+    command = ["python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
     try:
         try:
             client.images.get(base)
         except docker.errors.ImageNotFound:
             log.warning("pulling the image %s", base)
             client.images.pull(base)
-        version = client.containers.run(base, ask, remove=True, network_mode="none").decode().strip()
+        version = client.containers.run(base, command, remove=True, network_mode="none").decode().strip()
     except docker.errors.ContainerError as error:
         raise _make_build_error(base, f"its Python does not start: {error}") from error
     except docker.errors.APIError as error:
@@ -382,10 +382,10 @@ def _download_wheels(requirements: Path, folder: Path, python: str) -> None:
     certificates."""
     options = ("--quiet", "--disable-pip-version-check", "--only-binary=:all:", f"--python-version={python}")
     command = [sys.executable, "-P", "-m", "pip", "download", *options, "-d", str(folder), "-r", str(requirements)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        log.warning("pip cannot fetch the image's wheels here (%s): the image's own pip is to", reason)
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        reason = (result.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        log.warning("pip cannot fetch the image's wheels here (%s); the build uses the image's own pip", reason)
         # Without any wheel in the context, the Dockerfile uses the package index.
         for wheel in folder.iterdir():
             wheel.unlink()
@@ -394,23 +394,23 @@ def _download_wheels(requirements: Path, folder: Path, python: str) -> None:
 def _run_build(client: Daemon, context: Path, tag: str, base: str, stop: Event) -> str:
     import docker  # slow to import
 
-    said = "it said nothing"
+    line = "it printed nothing"
     try:
         # `forcerm` also removes the container of a step that fails.
         messages = client.api.build(
             path=str(context), tag=tag, buildargs={"BASE": base}, rm=True, forcerm=True, decode=True
         )
         with closing(messages):
-            for said in _iterate_build_lines(messages):
-                if _LOGGED_STEPS.match(said):
-                    log.warning("%s", said[:_MAX_LOGGED_CHARS])
+            for line in _iterate_build_lines(messages):
+                if _LOGGED_STEPS.match(line):
+                    log.warning("%s", line[:_MAX_LOGGED_CHARS])
                 if stop.is_set():
-                    raise SandboxUnavailable("the build was given up")
+                    raise SandboxUnavailable("the build was cancelled")
         return client.images.get(tag).id
     except docker.errors.APIError as error:
         raise _make_build_error(base, error.explanation or str(error)) from error
     except docker.errors.BuildError as error:
-        raise _make_build_error(base, f"{error.msg} ({said})") from error
+        raise _make_build_error(base, f"{error.msg} ({line})") from error
 
 
 def _iterate_build_lines(messages: "Iterator[dict[str, object]]") -> Iterator[str]:
@@ -471,11 +471,11 @@ class Docker(SandboxConfig):
         """Name of the image, as the daemon knows it."""
         return get_default_image() if self.image == NAME else self.image
 
-    def open(self, births: SandboxOptions) -> AbstractAsyncContextManager[Sandbox]:
+    def open(self, options: SandboxOptions) -> AbstractAsyncContextManager[Sandbox]:
         """See `SandboxConfig.open`."""
-        each = self.isolation == "container"
+        one_per_console = self.isolation == "container"
         return open_fork_server_sandbox(
-            self.kind, ContainerLauncher(births.limits, self, births.preload), births, server_each=each
+            self.kind, ContainerLauncher(options.limits, self, options.preload), options, server_each=one_per_console
         )
 
     def with_default_image(self) -> "Docker":
@@ -496,8 +496,8 @@ class Docker(SandboxConfig):
 def _describe_daemon() -> str:
     client = connect_to_docker()
     validate_hardening(client.info())
-    built = any(get_default_image() in image.tags for image in client.images.list())
-    return f"its daemon answers; the image is {'there' if built else 'built at first use'}"
+    is_built = any(get_default_image() in image.tags for image in client.images.list())
+    return f"its daemon answers; the image is {'there' if is_built else 'built at first use'}"
 
 
 def _build_hardening_options(folder: str, limits: Limits, options: Docker) -> dict[str, object]:
@@ -554,7 +554,7 @@ class PendingContainer(Protocol):
     def get_log_tail(self) -> str: ...
 
 
-async def accept_from_container(listener: socket.socket, running: PendingContainer) -> socket.socket:
+async def accept_from_container(listener: socket.socket, container: PendingContainer) -> socket.socket:
     """Wait for the container's connection, and refuse that of any other process.
 
     Raises:
@@ -563,27 +563,27 @@ async def accept_from_container(listener: socket.socket, running: PendingContain
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _ACCEPT_TIMEOUT_S
     # Use one task for all waits: a cancelled accept may already have accepted the connection, which would be lost.
-    accepting = asyncio.ensure_future(loop.sock_accept(listener))
+    accept_task = asyncio.ensure_future(loop.sock_accept(listener))
     try:
         while loop.time() < deadline:
-            await asyncio.wait({accepting}, timeout=_POLL_S)
-            if accepting.done():
-                connection = accepting.result()[0]
-                if await asyncio.to_thread(_is_from_container, connection, running):
+            await asyncio.wait({accept_task}, timeout=_POLL_S)
+            if accept_task.done():
+                connection = accept_task.result()[0]
+                if await asyncio.to_thread(_is_from_container, connection, container):
                     return connection
                 connection.close()
-                accepting = asyncio.ensure_future(loop.sock_accept(listener))
-            elif not await asyncio.to_thread(running.poll):
+                accept_task = asyncio.ensure_future(loop.sock_accept(listener))
+            elif not await asyncio.to_thread(container.poll):
                 break
     finally:
-        accepting.cancel()
-    raise make_unavailable_error(f"the container did not start: {running.get_log_tail()}", "rebuild the image")
+        accept_task.cancel()
+    raise make_unavailable_error(f"the container did not start: {container.get_log_tail()}", "rebuild the image")
 
 
-def _is_from_container(connection: socket.socket, running: PendingContainer) -> bool:
+def _is_from_container(connection: socket.socket, container: PendingContainer) -> bool:
     """Return True if a process of the container made the connection. Any other process is logged."""
     with open_peer(connection) as peer:
-        if peer.pid > 0 and running.owns_process(peer.pid) and peer.is_alive:
+        if peer.pid > 0 and container.owns_process(peer.pid) and peer.is_alive:
             return True
     log.warning("refused: process %d of user %d connected in place of the container", peer.pid, peer.uid)
     return False
@@ -591,14 +591,14 @@ def _is_from_container(connection: socket.socket, running: PendingContainer) -> 
 
 async def _run_uncancelled(blocking: Callable[[], _ResultT]) -> _ResultT:
     """Run `blocking` in a thread to its end. If this task is cancelled meanwhile, end the container that it started."""
-    work = asyncio.ensure_future(asyncio.to_thread(blocking))
+    task = asyncio.ensure_future(asyncio.to_thread(blocking))
     try:
-        return await asyncio.shield(work)
+        return await asyncio.shield(task)
     except asyncio.CancelledError:
         with contextlib.suppress(Exception):
-            found = await work
-            if isinstance(found, RunningContainer):
-                await found.stop()
+            result = await task
+            if isinstance(result, RunningContainer):
+                await result.stop()
         raise
 
 
@@ -611,35 +611,35 @@ class ContainerLauncher:
     preload: Sequence[str]
     isolates_consoles: bool = True
     uses_own_uids: bool = False
-    find_remedy: Callable[[str], str] = lambda _: "repl-rl sandbox check --sandbox docker tells more; " + REMEDY
+    find_remedy: Callable[[str], str] = lambda _: "repl-rl sandbox check --sandbox docker shows more; " + REMEDY
 
     async def start(self) -> tuple[socket.socket, RunningContainer]:
         """As `ForkServerLauncher.start`. It listens in a folder that the container sees, until the server connects.
 
         The folder is inside a folder of mode 0700. A bind mount bypasses that mode; other users of the machine cannot.
         """
-        private = tempfile.mkdtemp(prefix="repl-rl-")
-        folder = os.path.join(private, "host")
+        private_folder = tempfile.mkdtemp(prefix="repl-rl-")
+        folder = os.path.join(private_folder, "host")
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             _listen_for_container(listener, Path(folder))
-            running = await self._start_container(folder)
+            container = await self._start_container(folder)
             try:
-                return await accept_from_container(listener, running), running
+                return await accept_from_container(listener, container), container
             except BaseException:
-                await running.stop()
+                await container.stop()
                 raise
         finally:
             listener.close()
-            shutil.rmtree(private, ignore_errors=True)
+            shutil.rmtree(private_folder, ignore_errors=True)
 
     async def _start_container(self, folder: str) -> RunningContainer:
         try:
             return await _run_uncancelled(lambda: self._run_container(folder))
-        except _ImageMissing as missing:
+        except _ImageMissing as error:
             if self.options.image != NAME:
                 remedy = f"docker pull {self.options.image}, or leave --docker.image out"
-                raise make_unavailable_error(f"there is no image {self.options.image!r}", remedy) from missing
+                raise make_unavailable_error(f"there is no image {self.options.image!r}", remedy) from error
         # The package's own image is missing; build it and try again.
         await build_if_missing()
         return await _run_uncancelled(lambda: self._run_container(folder))
@@ -649,8 +649,8 @@ class ContainerLauncher:
 
         client = connect_to_docker()
         validate_hardening(client.info())
-        zygote = json.dumps({"isolate": True, "preload": list(self.preload)})
-        command = ["python3", f"{INSIDE}/fork_server_main.py", f"{_HOST_FOLDER}/line", zygote]
+        server_options = json.dumps({"isolate": True, "preload": list(self.preload)})
+        command = ["python3", f"{INSIDE}/fork_server_main.py", f"{_HOST_FOLDER}/line", server_options]
         user = os.geteuid() or _USER
         settings = client.api.create_host_config(**_build_hardening_options(folder, self.limits, self.options))
         # Remove the masks over /proc, so that a console can mount its own /proc. They restrict root, which is not used

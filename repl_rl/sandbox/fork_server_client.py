@@ -26,19 +26,19 @@ from repl_rl.sandbox.console_client import ConsoleDeath, ConsoleSession, Supervi
 from repl_rl.sandbox.line_status import replace_surrogates
 from repl_rl.trajectory.trajectory import WorkspaceContent
 
-BORN_WITHIN_S = 30.0
+FORK_TIMEOUT_S = 30.0
 """Time for a fork server to fork a process, seconds. One that takes longer counts as hung."""
 _START_TIMEOUT_S = 120.0
 """Time for a fork server to import everything, seconds."""
 _READY_TIMEOUT_S = 30.0
-_NEWS_S = 2.0
+_DEATH_REPORT_S = 2.0
 """Time for the report of a death after its first signs, seconds."""
 _STOP_TIMEOUT_S = 10.0
 """Time for a process without namespaces to end after its consoles, seconds. After it, the process is killed."""
 _PACKET_BYTES = 65_536
 _SIGXCPU = 24
 """Signal at the limit of CPU time."""
-_OWN_WORDS = "repl_kernel: "
+_MESSAGE_PREFIX = "repl_kernel: "
 """Prefix of the fork server's own message about its end. Such a message includes the remedy."""
 IDLE = 8
 """Maximum idle workspaces that are kept. A workspace can be idle between the rollouts of a group."""
@@ -57,18 +57,18 @@ class SpawnSocket:
         self,
         connection: socket.socket,
         context: "zmq.Context[zmq.Socket[bytes]]",
-        last_words: Callable[[], str],
+        get_log_tail: Callable[[], str],
         *,
         isolated: bool,
-        born_within_s: float = BORN_WITHIN_S,
+        fork_timeout_s: float = FORK_TIMEOUT_S,
     ) -> None:
-        """`last_words` returns the end of the fork server's log. For `isolated`, see `SupervisorClient`."""
+        """`get_log_tail` returns the end of the fork server's log. For `isolated`, see `SupervisorClient`."""
         self.connection = connection
-        self._born_within_s = born_within_s
+        self._fork_timeout_s = fork_timeout_s
         self.is_broken = False
         """True once the process behind the socket is gone or hung."""
         self._context = context
-        self._last_words = last_words
+        self._get_log_tail = get_log_tail
         self._isolated = isolated
         self.is_lost: Callable[[], bool] = self.is_closed
         """Returns True if its consoles died together with the process behind the socket."""
@@ -95,25 +95,27 @@ class SpawnSocket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # Send the key on the console's own socket. Every later console can read the memory of the fork server.
         ours.send(key.encode())
-        link = self._make_supervisor_client(ours, limits)
+        supervisor = self._make_supervisor_client(ours, limits)
         try:
             with theirs:
                 self._send_request(_encode_request(limits, uid), theirs)
-            await self._wait_for_fork(link)
+            await self._wait_for_fork(supervisor)
             async with asyncio.timeout(_READY_TIMEOUT_S):
-                await link.ready
-            if link.exit_info is not None or self._context.closed:
+                await supervisor.ready
+            if supervisor.exit_info is not None or self._context.closed:
                 # The console died, or its fork server was stopped meanwhile.
-                raise SandboxFault(f"a console died at birth: {self._last_words()}")
-            return ConsoleSession(link, key, limits, self._context, decide=decide, lost=lambda: self.is_lost())
+                raise SandboxFault(f"a console died at its start: {self._get_log_tail()}")
+            return ConsoleSession(
+                supervisor, key, limits, self._context, decide=decide, is_source_lost=lambda: self.is_lost()
+            )
         except TimeoutError:
-            link.close()
+            supervisor.close()
             raise SandboxFault(f"a console was not ready after {_READY_TIMEOUT_S:g} s") from None
         except OSError as error:
-            link.close()
+            supervisor.close()
             raise SandboxFault(f"a console cannot be reached: {error}") from error
         except BaseException:
-            link.close()
+            supervisor.close()
             raise
 
     async def prepare_workspace(self, setup: WorkspaceContent, limits: Limits, *, uid: int) -> "WorkspaceProcess":
@@ -125,59 +127,57 @@ class SpawnSocket:
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # The workspace process takes its requests for consoles on this channel.
-        channel, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        channel, their_channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         channel.setblocking(False)
-        link = self._make_supervisor_client(ours, limits)
+        supervisor = self._make_supervisor_client(ours, limits)
         try:
-            with theirs, other, _open_memory_file(setup.content) as content:
-                self._send_request(_encode_request(limits, uid, prepares=True), theirs, other, content)
-            await self._wait_for_fork(link)
-            said = await _receive_workspace_result(channel, link, limits)
+            with theirs, their_channel, _open_memory_file(setup.content) as content:
+                self._send_request(_encode_request(limits, uid, prepares=True), theirs, their_channel, content)
+            await self._wait_for_fork(supervisor)
+            result = await _receive_workspace_result(channel, supervisor, limits)
             # Without a reply, the process has ended. A non-empty reply is a problem of the workspace.
-            if said is None:
-                raise self._make_workspace_error(setup, link.exit_info, limits)
-            if said:
+            if result is None:
+                raise self._make_workspace_error(setup, supervisor.exit_info, limits)
+            if result:
                 raise _make_setup_error(
-                    setup, said["place"], said["value"], f"{said['problem']}; correct the workspace"
+                    setup, result["place"], result["value"], f"{result['problem']}; correct the workspace"
                 )
-            door = SpawnSocket(
+            spawn_socket = SpawnSocket(
                 channel,
                 self._context,
-                self._last_words,
+                self._get_log_tail,
                 isolated=self._isolated,
-                born_within_s=self._born_within_s,
+                fork_timeout_s=self._fork_timeout_s,
             )
-            return WorkspaceProcess(door, link)
+            return WorkspaceProcess(spawn_socket, supervisor)
         except BaseException:
-            link.close()
+            supervisor.close()
             channel.close()
             raise
 
-    async def _wait_for_fork(self, link: SupervisorClient) -> None:
+    async def _wait_for_fork(self, supervisor: SupervisorClient) -> None:
         """Wait until the requested process is forked, or has died.
 
         Raises:
             SandboxFault: the fork server is hung.
         """
         try:
-            async with asyncio.timeout(self._born_within_s):
-                await link.forked
+            async with asyncio.timeout(self._fork_timeout_s):
+                await supervisor.forked
         except TimeoutError:
             self.is_broken = True
-            raise SandboxFault(
-                f"the fork server stands still: it forked nothing for {self._born_within_s:g} s"
-            ) from None
+            raise SandboxFault(f"the fork server hangs: it forked no process for {self._fork_timeout_s:g} s") from None
 
     def _make_supervisor_client(self, connection: socket.socket, limits: Limits) -> SupervisorClient:
         return SupervisorClient(connection, isolated=self._isolated, max_text_bytes=2 * limits.output_bytes)
 
     def _send_request(self, request: bytes, *sockets: socket.socket | int) -> None:
-        descriptors = [each if isinstance(each, int) else each.fileno() for each in sockets]
+        descriptors = [item if isinstance(item, int) else item.fileno() for item in sockets]
         try:
             socket.send_fds(self.connection, [request], descriptors)
         except BlockingIOError:
             # The fork server lives, but the queue of its socket is full.
-            raise SandboxFault("the fork server takes no further request now") from None
+            raise SandboxFault("the queue of the fork server is full") from None
         except OSError as error:
             self.is_broken = True
             raise SandboxFault(f"the fork server is gone: {error}") from error
@@ -187,7 +187,7 @@ class SpawnSocket:
     ) -> SetupError | SandboxFault:
         """Return the error for a workspace process that ended without a reply."""
         if death is None or death.code is None:
-            return SandboxFault(f"a workspace's process died at birth: {self._last_words()}")
+            return SandboxFault(f"a workspace's process died at its start: {self._get_log_tail()}")
         reason = f"it ended its process ({death.code}) while it was made"
         if death.code == -_SIGXCPU:
             reason = f"it takes more than {limits.cpu_s:g} s of CPU; make it smaller, or give a larger limits.cpu_s"
@@ -199,26 +199,26 @@ class SpawnSocket:
 class WorkspaceProcess:
     """Workspace process: a process in which a workspace was made, and from which consoles are forked."""
 
-    def __init__(self, door: SpawnSocket, link: SupervisorClient) -> None:
-        self._door = door
-        self._link = link
+    def __init__(self, spawn_socket: SpawnSocket, supervisor: SupervisorClient) -> None:
+        self._spawn_socket = spawn_socket
+        self._supervisor = supervisor
         self.on_close: Callable[[], None] = lambda: None
         """Called once, when it is released."""
 
     @property
     def is_alive(self) -> bool:
         """False once it has ended, together with its consoles."""
-        return self._link.exit_info is None and not self._door.is_broken
+        return self._supervisor.exit_info is None and not self._spawn_socket.is_broken
 
     async def open_console(self, limits: Limits, *, decide: bool) -> ConsoleSession:
         """As `SpawnSocket.open_console`. Consoles of one workspace share one user outside, and each has its own
         namespaces."""
-        return await self._door.open_console(limits, uid=0, decide=decide)
+        return await self._spawn_socket.open_console(limits, uid=0, decide=decide)
 
     def close(self) -> None:
         """End it, and every console that it forked."""
-        self._door.connection.close()
-        self._link.close()
+        self._spawn_socket.connection.close()
+        self._supervisor.close()
         on_close, self.on_close = self.on_close, lambda: None
         on_close()
 
@@ -244,33 +244,37 @@ def _open_memory_file(content: bytes) -> Iterator[int]:
 
 
 async def _receive_workspace_result(
-    channel: socket.socket, link: SupervisorClient, limits: Limits
+    channel: socket.socket, supervisor: SupervisorClient, limits: Limits
 ) -> Mapping[str, str] | None:
     """Return the problem of a workspace, or an empty mapping. None means that its process ended without a reply."""
     # Use one task for both periods: a packet that arrives while its reading is cancelled would be lost.
-    reading = asyncio.create_task(_receive_packet(channel))
+    receive_task = asyncio.create_task(_receive_packet(channel))
     try:
-        done, _ = await asyncio.wait({reading}, timeout=limits.cpu_s)
+        done, _ = await asyncio.wait({receive_task}, timeout=limits.cpu_s)
         if not done:
-            link.interrupt()
-            done, _ = await asyncio.wait({reading}, timeout=limits.interrupt_grace_s)
+            supervisor.interrupt()
+            done, _ = await asyncio.wait({receive_task}, timeout=limits.interrupt_grace_s)
         if not done:
             problem = f"it takes more than {limits.cpu_s:g} s"
-            return {"place": "its end", "value": "deaf to interrupts", "problem": problem}
-        packet = reading.result()
+            return {"place": "its end", "value": "ignores interrupts", "problem": problem}
+        packet = receive_task.result()
     finally:
-        reading.cancel()
-        await asyncio.wait({reading})
+        receive_task.cancel()
+        await asyncio.wait({receive_task})
     if not packet:
         # Its supervisor reports the death a little later.
-        async with asyncio.timeout(_NEWS_S):
-            await link.ready
+        async with asyncio.timeout(_DEATH_REPORT_S):
+            await supervisor.ready
         return None
     try:
-        said = json.loads(packet)
-        return {name: replace_surrogates(str(said[name])) for name in ("place", "value", "problem")} if said else {}
+        result = json.loads(packet)
+        return {name: replace_surrogates(str(result[name])) for name in ("place", "value", "problem")} if result else {}
     except (ValueError, KeyError, TypeError, RecursionError):
-        return {"place": "its process", "value": replace_surrogates(repr(packet[:80])), "problem": "it sent nonsense"}
+        return {
+            "place": "its process",
+            "value": replace_surrogates(repr(packet[:80])),
+            "problem": "it sent an invalid reply",
+        }
 
 
 async def _receive_packet(channel: socket.socket) -> bytes:
@@ -281,8 +285,8 @@ async def _receive_packet(channel: socket.socket) -> bytes:
         return b""
 
 
-def _make_setup_error(setup: WorkspaceContent, place: str, value: str, remedy: str) -> SetupError:
-    return SetupError(f"workspace {setup.digest[:12]}, {place}", value, remedy)
+def _make_setup_error(setup: WorkspaceContent, location: str, value: str, remedy: str) -> SetupError:
+    return SetupError(f"workspace {setup.digest[:12]}, {location}", value, remedy)
 
 
 class RunningForkServer(Protocol):
@@ -328,48 +332,48 @@ class ForkServer:
     def __init__(
         self,
         connection: socket.socket,
-        running: RunningForkServer,
+        handle: RunningForkServer,
         launch: ForkServerLauncher,
-        born_within_s: float = BORN_WITHIN_S,
+        fork_timeout_s: float = FORK_TIMEOUT_S,
     ) -> None:
-        """`born_within_s`: seconds to fork a console, after which the fork server counts as hung."""
+        """`fork_timeout_s`: seconds to fork a console, after which the fork server counts as hung."""
         self._connection = connection
-        self._running = running
+        self._handle = handle
         self._launch = launch
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.max_sockets = 8192
-        self._door = SpawnSocket(
+        self._spawn_socket = SpawnSocket(
             connection,
             self._context,
-            running.get_log_tail,
+            handle.get_log_tail,
             isolated=launch.isolates_consoles,
-            born_within_s=born_within_s,
+            fork_timeout_s=fork_timeout_s,
         )
-        self._door.is_lost = lambda: not self.is_alive
+        self._spawn_socket.is_lost = lambda: not self.is_alive
         self.python_version = (0, 0, 0)
 
     @classmethod
-    async def start(cls, launch: ForkServerLauncher, born_within_s: float = BORN_WITHIN_S) -> Self:
+    async def start(cls, launch: ForkServerLauncher, fork_timeout_s: float = FORK_TIMEOUT_S) -> Self:
         """Start a fork server, and wait until it has imported everything.
 
         Raises:
             SandboxUnavailable: it ended at once or did not answer; the message contains the end of its log.
         """
-        starting = asyncio.ensure_future(cls._start(launch, born_within_s))
+        start_task = asyncio.ensure_future(cls._start(launch, fork_timeout_s))
         try:
-            return await asyncio.shield(starting)
+            return await asyncio.shield(start_task)
         except asyncio.CancelledError:
             # If bubblewrap is killed before it is up, it leaves a process behind that waits for ever. So wait for the
             # start first.
-            await asyncio.wait({starting})
-            if not starting.cancelled() and starting.exception() is None:
-                await starting.result().stop()
+            await asyncio.wait({start_task})
+            if not start_task.cancelled() and start_task.exception() is None:
+                await start_task.result().stop()
             raise
 
     @classmethod
-    async def _start(cls, launch: ForkServerLauncher, born_within_s: float) -> Self:
-        connection, running = await launch.start()
-        server = cls(connection, running, launch, born_within_s)
+    async def _start(cls, launch: ForkServerLauncher, fork_timeout_s: float) -> Self:
+        connection, handle = await launch.start()
+        server = cls(connection, handle, launch, fork_timeout_s)
         try:
             await server._receive_hello()
         except BaseException:
@@ -386,10 +390,10 @@ class ForkServer:
             packet = b""
         if not packet:
             # The last line of a traceback is the exception.
-            words = self._running.get_log_tail().splitlines()[-1]
-            reason = words.removeprefix(_OWN_WORDS)
+            last_line = self._handle.get_log_tail().splitlines()[-1]
+            reason = last_line.removeprefix(_MESSAGE_PREFIX)
             # The fork server's own messages already include a remedy.
-            remedy = "" if reason != words else f"; {self._launch.find_remedy(words)}"
+            remedy = "" if reason != last_line else f"; {self._launch.find_remedy(last_line)}"
             raise SandboxUnavailable(f"the sandbox did not start: {reason}{remedy}")
         major, minor, micro = json.loads(packet)["python"]
         self.python_version = (int(major), int(minor), int(micro))
@@ -397,19 +401,19 @@ class ForkServer:
     @property
     def is_alive(self) -> bool:
         """False once the process has ended or is hung."""
-        return self._running.is_alive and not self._door.is_closed()
+        return self._handle.is_alive and not self._spawn_socket.is_closed()
 
     def get_log_tail(self) -> str:
         """Return the end of its log."""
-        return self._running.get_log_tail()
+        return self._handle.get_log_tail()
 
     async def open_console(self, limits: Limits, *, decide: bool) -> ConsoleSession:
         """As `SpawnSocket.open_console`."""
-        return await self._door.open_console(limits, uid=self._allocate_uid(), decide=decide)
+        return await self._spawn_socket.open_console(limits, uid=self._allocate_uid(), decide=decide)
 
     async def prepare_workspace(self, setup: WorkspaceContent, limits: Limits) -> WorkspaceProcess:
         """As `SpawnSocket.prepare_workspace`."""
-        return await self._door.prepare_workspace(setup, limits, uid=self._allocate_uid())
+        return await self._spawn_socket.prepare_workspace(setup, limits, uid=self._allocate_uid())
 
     def _allocate_uid(self) -> int:
         return draw_uid() if self._launch.uses_own_uids else 0
@@ -418,7 +422,7 @@ class ForkServer:
         """End it, and every console that it forked."""
         self._connection.close()
         try:
-            await self._running.stop()
+            await self._handle.stop()
         finally:
             self._context.destroy(linger=0)
 
@@ -445,9 +449,9 @@ class RunningProcess:
     def get_log_tail(self) -> str:
         """Return the end of its log."""
         if self.log.closed:
-            return "it was ended"
+            return "it was stopped"
         self.log.seek(0)
-        return self.log.read()[-2000:].decode("utf-8", "replace").strip() or "it said nothing"
+        return self.log.read()[-2000:].decode("utf-8", "replace").strip() or "it printed nothing"
 
     async def stop(self) -> None:
         """Kill the process. Without namespaces it ends without a signal, after its consoles have cleaned up."""
@@ -547,20 +551,20 @@ class WorkspacePool:
     def __init__(
         self,
         prepare: Callable[[WorkspaceContent], Awaitable[WorkspaceProcess]],
-        birth: Callable[[WorkspaceProcess], Awaitable[ConsoleSession]],
+        open_console: Callable[[WorkspaceProcess], Awaitable[ConsoleSession]],
         *,
         starting: int,
         shared: bool,
     ) -> None:
         """`starting`: consoles that start at the same time; `shared`: a workspace has one process for all consoles."""
         self._prepare = prepare
-        self._birth = birth
-        self._places = asyncio.Semaphore(starting)
+        self._open_console = open_console
+        self._start_slots = asyncio.Semaphore(starting)
         self._shared = shared
-        self._kept: dict[object, _PooledWorkspace] = {}
+        self._pooled: dict[object, _PooledWorkspace] = {}
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._pooled)
 
     @asynccontextmanager
     async def lease(self, setup: WorkspaceContent) -> AsyncIterator[ConsoleSession]:
@@ -572,63 +576,63 @@ class WorkspacePool:
         """
         # Without sharing, each lease has its own workspace process.
         key = setup.digest if self._shared else object()
-        kept = self._get_or_prepare(key, setup)
-        kept.user_count += 1
+        pooled = self._get_or_prepare(key, setup)
+        pooled.user_count += 1
         try:
-            session = await self._open_console_with_retry(kept, setup)
+            session = await self._open_console_with_retry(pooled, setup)
             try:
                 yield session
             finally:
                 session.close()
         finally:
-            kept.user_count -= 1
+            pooled.user_count -= 1
             self._evict_idle()
 
     def _get_or_prepare(self, key: object, setup: WorkspaceContent) -> _PooledWorkspace:
-        kept = self._kept.pop(key, None) or _PooledWorkspace(self._start_preparing(setup))
+        pooled = self._pooled.pop(key, None) or _PooledWorkspace(self._start_preparing(setup))
         # The dict keeps the order of use, the latest last.
-        self._kept[key] = kept
-        self._replace_workspace(kept, setup)
-        return kept
+        self._pooled[key] = pooled
+        self._replace_workspace(pooled, setup)
+        return pooled
 
     def _start_preparing(self, setup: WorkspaceContent) -> "asyncio.Task[WorkspaceProcess]":
-        making = asyncio.create_task(_prepare_with_retries(self._prepare, setup))
-        making.add_done_callback(_consume_result)
-        return making
+        prepare_task = asyncio.create_task(_prepare_with_retries(self._prepare, setup))
+        prepare_task.add_done_callback(_consume_result)
+        return prepare_task
 
-    def _replace_workspace(self, kept: _PooledWorkspace, setup: WorkspaceContent) -> None:
-        if not kept.is_usable:
-            kept.close()
-            kept.prepare_task = self._start_preparing(setup)
+    def _replace_workspace(self, pooled: _PooledWorkspace, setup: WorkspaceContent) -> None:
+        if not pooled.is_usable:
+            pooled.close()
+            pooled.prepare_task = self._start_preparing(setup)
 
-    async def _open_console_with_retry(self, kept: _PooledWorkspace, setup: WorkspaceContent) -> ConsoleSession:
+    async def _open_console_with_retry(self, pooled: _PooledWorkspace, setup: WorkspaceContent) -> ConsoleSession:
         for _ in range(_TRIES - 1):
             try:
-                return await self._try_open_console(kept)
+                return await self._try_open_console(pooled)
             except SandboxLost:
                 raise
             except SandboxFault:
-                self._replace_workspace(kept, setup)
-        return await self._try_open_console(kept)
+                self._replace_workspace(pooled, setup)
+        return await self._try_open_console(pooled)
 
-    async def _try_open_console(self, kept: _PooledWorkspace) -> ConsoleSession:
+    async def _try_open_console(self, pooled: _PooledWorkspace) -> ConsoleSession:
         # Other leases may wait for the same workspace.
-        station = await asyncio.shield(kept.prepare_task)
-        async with self._places:
-            return await self._birth(station)
+        workspace = await asyncio.shield(pooled.prepare_task)
+        async with self._start_slots:
+            return await self._open_console(workspace)
 
     def _evict_idle(self) -> None:
-        idle = [key for key, kept in self._kept.items() if kept.user_count == 0]
+        idle = [key for key, pooled in self._pooled.items() if pooled.user_count == 0]
         for key in idle[: max(0, len(idle) - (IDLE if self._shared else 0))]:
-            self._kept.pop(key).close()
+            self._pooled.pop(key).close()
 
     async def close(self) -> None:
         """End all workspace processes, and every console that they forked."""
-        kept = list(self._kept.values())
-        self._kept.clear()
-        for each in kept:
-            each.close()
-        await asyncio.gather(*(each.prepare_task for each in kept), return_exceptions=True)
+        workspaces = list(self._pooled.values())
+        self._pooled.clear()
+        for workspace in workspaces:
+            workspace.close()
+        await asyncio.gather(*(workspace.prepare_task for workspace in workspaces), return_exceptions=True)
 
 
 async def _prepare_with_retries(
@@ -645,7 +649,7 @@ async def _prepare_with_retries(
     return await prepare(setup)
 
 
-def _consume_result(making: "asyncio.Task[WorkspaceProcess]") -> None:
+def _consume_result(prepare_task: "asyncio.Task[WorkspaceProcess]") -> None:
     """Retrieve the exception, because every waiting task may be gone."""
-    if not making.cancelled():
-        making.exception()
+    if not prepare_task.cancelled():
+        prepare_task.exception()

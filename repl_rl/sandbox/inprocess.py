@@ -51,8 +51,8 @@ class _InProcessConsole(code.InteractiveConsole):
         super().showsyntaxerror(filename, **source)
 
     def showtraceback(self) -> None:
-        kind = sys.exc_info()[0]
-        out_of_memory = kind is not None and issubclass(kind, MemoryError)
+        error_type = sys.exc_info()[0]
+        out_of_memory = error_type is not None and issubclass(error_type, MemoryError)
         self.last_status = LineStatus.MEMORY_LIMIT if out_of_memory else LineStatus.EXCEPTION
         super().showtraceback()
 
@@ -76,16 +76,18 @@ class InProcessSession:
         Raises:
             SetupError: it has files, which this sandbox does not support, or a module or a line raises.
         """
-        said, name = json.loads(setup.content), f"workspace {setup.digest[:12]}"
-        if said["files"]:
+        content, name = json.loads(setup.content), f"workspace {setup.digest[:12]}"
+        if content["files"]:
             remedy = "this process has no folder for them; use another sandbox"
-            raise SetupError(f"{name}, files", sorted(said["files"]), remedy)
+            raise SetupError(f"{name}, files", sorted(content["files"]), remedy)
         try:
             with _redirect_streams(self._console, io.StringIO()):
-                for module in said["preload"]:
+                for module in content["preload"]:
                     importlib.import_module(module)
-                self._console.locals.update(said["values"])
-                exec(compile("\n".join(said["lines"]), "<workspace>", "exec", dont_inherit=True), self._console.locals)
+                self._console.locals.update(content["values"])
+                exec(
+                    compile("\n".join(content["lines"]), "<workspace>", "exec", dont_inherit=True), self._console.locals
+                )
         except (Exception, SystemExit) as error:
             raise SetupError(f"{name}, a module or line", repr(error), "correct the workspace") from error
 
@@ -100,28 +102,28 @@ class InProcessSession:
     async def push(self, line: str) -> LineResult:
         """As `SandboxSession.push`, but without a deadline, because the line runs on the caller's own thread."""
         validate_line(line, ended=self._ended)
-        started = time.perf_counter()
-        console, output, more = self._console, io.StringIO(), False
+        start = time.perf_counter()
+        console, output, incomplete = self._console, io.StringIO(), False
         console.last_status = LineStatus.OK
         with _redirect_streams(console, output):
             try:
-                more = console.push(line)
+                incomplete = console.push(line)
             except SystemExit:
                 console.last_status = LineStatus.EXITED
-        text, cut = _truncate_output(output.getvalue(), self._limit)
-        status = self._compute_status(more, cut)
+        text, truncated = _truncate_output(output.getvalue(), self._limit)
+        status = self._compute_status(incomplete, truncated)
         self._ended = status in (LineStatus.ANSWERED, LineStatus.EXITED)
-        return LineResult(text, bool(more), status, console.final_answer, time.perf_counter() - started, cut)
+        return LineResult(text, bool(incomplete), status, console.final_answer, time.perf_counter() - start, truncated)
 
-    def _compute_status(self, more: bool, cut: bool) -> LineStatus:
+    def _compute_status(self, incomplete: bool, truncated: bool) -> LineStatus:
         outcome = self._console.last_status
         if self._console.final_answer is not None:
             return LineStatus.ANSWERED
-        if more:
+        if incomplete:
             return LineStatus.INCOMPLETE
         if outcome in (LineStatus.EXITED, LineStatus.MEMORY_LIMIT):
             return outcome
-        return LineStatus.OUTPUT_LIMIT if cut else outcome
+        return LineStatus.OUTPUT_LIMIT if truncated else outcome
 
 
 def _truncate_output(text: str, limit: int) -> tuple[str, bool]:
@@ -130,8 +132,8 @@ def _truncate_output(text: str, limit: int) -> tuple[str, bool]:
     if len(data) <= limit:
         return text, False
     marker = f"\n[... {len(data) - limit} bytes of output not shown ...]\n"
-    half = (limit - len(marker)) // 2
-    head, tail = (part.decode("utf-8", "ignore") for part in (data[:half], data[-half:]))
+    half_bytes = (limit - len(marker)) // 2
+    head, tail = (part.decode("utf-8", "ignore") for part in (data[:half_bytes], data[-half_bytes:]))
     return head + marker + tail, True
 
 
@@ -178,6 +180,6 @@ class InProcess(SandboxConfig):
     about: ClassVar[str] = "this very process, for lines of our own"
     isolates: ClassVar[bool] = False
 
-    def open(self, births: SandboxOptions) -> AbstractAsyncContextManager[Sandbox]:
+    def open(self, options: SandboxOptions) -> AbstractAsyncContextManager[Sandbox]:
         """See `SandboxConfig.open`."""
-        return nullcontext(InProcessSandbox(births.limits))
+        return nullcontext(InProcessSandbox(options.limits))

@@ -72,8 +72,8 @@ def install_kernelspec(data: Path | None = None, *, name: str = NAME, isolated: 
 def _is_own_kernelspec(file: Path) -> bool:
     """Return True for a `kernel.json` that starts this console, from any installation."""
     try:
-        said = json.loads(file.read_text(encoding="utf-8"))
-        return any("repl_kernel" in word for word in said["argv"])
+        spec = json.loads(file.read_text(encoding="utf-8"))
+        return any("repl_kernel" in word for word in spec["argv"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -113,12 +113,12 @@ class BubblewrapProvisioner(LocalProvisioner):
         manager.ip = f"{self._folder}/kernel"
         manager.connection_file = f"{self._folder}/connection.json"
         settings = await super().pre_launch(**kwargs)
-        inside = [f"{local.INSIDE}/__main__.py", "-f", manager.connection_file, "--sealed"]
+        kernel_argv = [f"{local.INSIDE}/__main__.py", "-f", manager.connection_file, "--sealed"]
         # bubblewrap would make the parent folders for root alone, and the kernel is another user.
         parents = [("--perms", "0755", "--dir", str(parent)) for parent in reversed(Path(self._folder).parents)]
         binds = (*(word for options in parents for word in options), "--bind", self._folder, self._folder)
         if os.geteuid() != 0:
-            settings["cmd"] = local.wrap_in_bubblewrap(bwrap, [sys.executable, *inside], binds=binds)
+            settings["cmd"] = local.wrap_in_bubblewrap(bwrap, [sys.executable, *kernel_argv], binds=binds)
             return settings
         # The folder is on the host. Files that the kernel makes there must not be root's.
         uid = draw_uid()
@@ -126,8 +126,8 @@ class BubblewrapProvisioner(LocalProvisioner):
             os.chown(path, uid, uid)
         settings["cmd"] = local.wrap_in_bubblewrap(
             bwrap,
-            [sys.executable, *inside, "--user", str(uid)],
-            seen=build_view(Path(local.INSIDE), (), own_uids=True),
+            [sys.executable, *kernel_argv, "--user", str(uid)],
+            view=build_view(Path(local.INSIDE), (), own_uids=True),
             binds=(*binds, "--chmod", "1777", "/tmp"),
             privileges=_PRIVILEGES,
         )
@@ -142,9 +142,9 @@ class BubblewrapProvisioner(LocalProvisioner):
         if signum != signal.SIGINT or self.process is None:
             await super().send_signal(signum)
             return
-        for inside in _list_child_pids(self.process.pid):
+        for pid in _list_child_pids(self.process.pid):
             # The first process of the namespace leads the group, and ignores the signal.
-            os.killpg(inside, signum)
+            os.killpg(pid, signum)
 
     async def cleanup(self, restart: bool = False) -> None:
         """Remove the sockets, unless the kernel restarts."""

@@ -70,19 +70,21 @@ class JupyterWire:
         self._empty = hmac.HMAC(key.encode(), digestmod=hashlib.sha256)
 
     def encode_request(
-        self, code: str, offer: Mapping[str, object] | None = None, afresh: bool = False
+        self, code: str, offer: Mapping[str, object] | None = None, discard_answer: bool = False
     ) -> tuple[bytes, list[bytes]]:
         """Return the header, with a message id that cannot be guessed, and all frames of a request to run `code`.
 
-        `offer`: description of the host functions; None sends none. `afresh`: the console discards its answer.
+        `offer`: description of the host functions; None sends none. `discard_answer`: the console discards its answer.
         """
         header = (
             b'{"msg_id":"' + os.urandom(16).hex().encode() + b'","session":"host","username":"host","date":"",'
             b'"msg_type":"execute_request","version":"5.3"}'
         )
-        said: dict[str, object] = {"code": code, "silent": True, "store_history": False, "allow_stdin": False}
-        more = {} if offer is None else {"host": offer}
-        content = json.dumps({**said, **more, "afresh": True} if afresh else {**said, **more}).encode()
+        fields: dict[str, object] = {"code": code, "silent": True, "store_history": False, "allow_stdin": False}
+        offer_fields = {} if offer is None else {"host": offer}
+        content = json.dumps(
+            {**fields, **offer_fields, "afresh": True} if discard_answer else {**fields, **offer_fields}
+        ).encode()
         body = [header, b"{}", _LINE_METADATA, content]
         return header, [DELIMITER, self._sign(body), *body]
 
@@ -136,11 +138,13 @@ def validate_claim(claim: Mapping[str, object]) -> ConsoleReply:
     Raises:
         MalformedReply, KeyError, TypeError: the claim does not have the format of a console's reply.
     """
-    text, cut, more, outcome, answer = (claim[name] for name in ("text", "cut", "more", "outcome", "answer"))
+    text, truncated, incomplete, outcome, answer = (
+        claim[name] for name in ("text", "cut", "more", "outcome", "answer")
+    )
     if not (
         isinstance(text, str)
-        and isinstance(cut, bool)
-        and isinstance(more, bool)
+        and isinstance(truncated, bool)
+        and isinstance(incomplete, bool)
         and isinstance(outcome, str)
         and outcome in _OUTCOMES
         and (answer is None or isinstance(answer, str))
@@ -149,7 +153,7 @@ def validate_claim(claim: Mapping[str, object]) -> ConsoleReply:
     if answer is not None and len(answer) > MAX_ANSWER_CHARS:
         raise MalformedReply(f"the answer has {len(answer)} characters; at most {MAX_ANSWER_CHARS} are allowed")
     return ConsoleReply(
-        replace_surrogates(text), cut, more, outcome, None if answer is None else replace_surrogates(answer)
+        replace_surrogates(text), truncated, incomplete, outcome, None if answer is None else replace_surrogates(answer)
     )
 
 
@@ -176,13 +180,13 @@ class PendingCell:
 
     def add_line(self, line: str) -> LineResult | str:
         """Return the code to send now, or the line's result if the console is not needed."""
-        started = time.perf_counter()
+        start = time.perf_counter()
         verdict = self._cell.add(line)
         if verdict is CellStatus.VOID:
-            return LineResult("", False, LineStatus.OK, None, time.perf_counter() - started)
+            return LineResult("", False, LineStatus.OK, None, time.perf_counter() - start)
         self._unsent.append(line)
         if verdict is CellStatus.INCOMPLETE:
-            return LineResult("", True, LineStatus.INCOMPLETE, None, time.perf_counter() - started)
+            return LineResult("", True, LineStatus.INCOMPLETE, None, time.perf_counter() - start)
         code = "\n".join(self._unsent)
         self._unsent.clear()
         return code
@@ -196,9 +200,9 @@ class PendingCell:
 
 def make_result_from_reply(reply: ConsoleReply, limits: Limits, elapsed_s: float, *, interrupted: bool) -> LineResult:
     """Return the result of a line from the console's reply. `interrupted`: the time of the line was over."""
-    text, cut = _truncate_text(reply.text, reply.truncated, limits)
+    text, truncated = _truncate_text(reply.text, reply.truncated, limits)
     return LineResult(
-        text, reply.incomplete, _compute_status(reply, interrupted=interrupted), reply.answer, elapsed_s, cut
+        text, reply.incomplete, _compute_status(reply, interrupted=interrupted), reply.answer, elapsed_s, truncated
     )
 
 
@@ -211,21 +215,21 @@ def make_result_from_exit(death: ConsoleExit, limits: Limits, elapsed_s: float, 
         status = LineStatus.EXITED
     else:
         status = LineStatus.KILLED
-    text, cut = _truncate_text(death.text, death.truncated, limits)
-    return LineResult(text, False, status, None, elapsed_s, cut)
+    text, truncated = _truncate_text(death.text, death.truncated, limits)
+    return LineResult(text, False, status, None, elapsed_s, truncated)
 
 
-def _truncate_text(text: str, cut: bool, limits: Limits) -> tuple[str, bool]:
+def _truncate_text(text: str, truncated: bool, limits: Limits) -> tuple[str, bool]:
     """Return `text` in at most `output_bytes` of UTF-8, and True if it was truncated.
 
     The console enforces the limit, unless it was tampered with.
     """
     data = text.encode("utf-8", "replace")
     if len(data) <= limits.output_bytes:
-        return text, cut
+        return text, truncated
     marker = f"\n[... {len(data) - limits.output_bytes} bytes of output not shown ...]\n"
-    half = (limits.output_bytes - len(marker)) // 2
-    head, tail = (part.decode("utf-8", "ignore") for part in (data[:half], data[-half:]))
+    half_bytes = (limits.output_bytes - len(marker)) // 2
+    head, tail = (part.decode("utf-8", "ignore") for part in (data[:half_bytes], data[-half_bytes:]))
     return head + marker + tail, True
 
 

@@ -43,9 +43,9 @@ class Local(SandboxConfig):
     kind: ClassVar[str] = "local"
     about: ClassVar[str] = "namespaces on this machine"
 
-    def open(self, births: SandboxOptions) -> AbstractAsyncContextManager[Sandbox]:
+    def open(self, options: SandboxOptions) -> AbstractAsyncContextManager[Sandbox]:
         """See `SandboxConfig.open`."""
-        return open_fork_server_sandbox(self.kind, make_local_launcher(births.preload), births)
+        return open_fork_server_sandbox(self.kind, make_local_launcher(options.preload), options)
 
     async def describe_status(self) -> str:
         """See `SandboxConfig.describe_status`. It also reports the limits of a control group, or the reason why it has
@@ -72,8 +72,8 @@ def _build_privilege_options() -> tuple[str, ...]:
     """Return the options for privileges. As root, the fork server keeps the capabilities to give each console its own
     user. Any other user needs a user namespace."""
     if os.geteuid() == 0:
-        kept = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID")
-        return ("--cap-drop", "ALL", *(word for name in kept for word in ("--cap-add", name)))
+        capabilities = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID")
+        return ("--cap-drop", "ALL", *(word for name in capabilities for word in ("--cap-add", name)))
     return ("--unshare-user",)
 
 
@@ -81,11 +81,11 @@ def wrap_in_bubblewrap(
     bwrap: str,
     inner: Sequence[str],
     *,
-    seen: FilesystemView | None = None,
+    view: FilesystemView | None = None,
     binds: Sequence[str] = (),
     privileges: Sequence[str] = (),
 ) -> list[str]:
-    """Return the command line that runs `inner` with only the host files of `seen`. None means a view without preloads.
+    """Return the command line that runs `inner` with only the host files of `view`. None means a view without preloads.
 
     Raises:
         SandboxUnavailable: something that this Python needs is missing.
@@ -94,7 +94,7 @@ def wrap_in_bubblewrap(
     # Set it before modules are imported, because some store the host's name.
     name = ("--hostname", "console")
     variables = [word for name, value in ENVIRONMENT.items() for word in ("--setenv", name, value)]
-    seen = seen or build_view(Path(INSIDE), (), own_uids=False)
+    view = view or build_view(Path(INSIDE), (), own_uids=False)
     return [
         *(
             bwrap,
@@ -106,22 +106,22 @@ def wrap_in_bubblewrap(
             "--clearenv",
         ),
         # Make the root read-only last, because earlier options create folders in it.
-        *(*variables, *_FOLDERS, *seen.bubblewrap_options, *binds, "--remount-ro", "/dev", "--remount-ro", "/"),
+        *(*variables, *_FOLDERS, *view.bubblewrap_options, *binds, "--remount-ro", "/dev", "--remount-ro", "/"),
         *("--chdir", "/tmp", "--", *inner),
     ]
 
 
 def build_fork_server_command(bwrap: str, preload: Sequence[str]) -> list[str]:
     """Return the command line of the sandboxed fork server. `{fd}` is replaced by the number of its socket."""
-    seen = build_view(Path(INSIDE), preload, own_uids=os.geteuid() == 0)
+    view = build_view(Path(INSIDE), preload, own_uids=os.geteuid() == 0)
     options = {
         "isolate": True,
         "preload": list(preload),
-        "packages": seen.package_folders,
-        "kept": seen.reexposed_paths,
+        "packages": view.package_folders,
+        "kept": view.reexposed_paths,
     }
     inner = (sys.executable, f"{INSIDE}/fork_server_main.py", "{fd}", json.dumps(options))
-    return wrap_in_bubblewrap(bwrap, inner, seen=seen, privileges=_build_privilege_options())
+    return wrap_in_bubblewrap(bwrap, inner, view=view, privileges=_build_privilege_options())
 
 
 def make_local_launcher(preload: Sequence[str]) -> ProcessLauncher:

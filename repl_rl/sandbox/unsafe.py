@@ -25,19 +25,19 @@ class Unsafe(SandboxConfig):
     isolates: ClassVar[bool] = False
     unenforced_limits: ClassVar[frozenset[str]] = frozenset({"processes", "inodes", "CPU time of all processes"})
 
-    def open(self, births: SandboxOptions) -> AbstractAsyncContextManager[Sandbox]:
+    def open(self, options: SandboxOptions) -> AbstractAsyncContextManager[Sandbox]:
         """See `SandboxConfig.open`."""
-        return open_fork_server_sandbox(self.kind, make_unsafe_launcher(births.preload), births)
+        return open_fork_server_sandbox(self.kind, make_unsafe_launcher(options.preload), options)
 
 
 def make_unsafe_launcher(preload: Sequence[str]) -> ProcessLauncher:
     """Return the launcher of a fork server without any isolation."""
     variables = [f"{name}={value}" for name, value in ENVIRONMENT.items() if name != "PATH"]
     options = json.dumps({"isolate": False, "preload": list(preload)})
-    zygote = str(find_asset("sandbox/repl_kernel/fork_server_main.py"))
+    script = str(find_asset("sandbox/repl_kernel/fork_server_main.py"))
     path = f"PATH={os.environ.get('PATH', os.defpath)}"
     variables.append(f"TMPDIR={tempfile.gettempdir()}")
-    argv = ["/usr/bin/env", "-i", *variables, path, sys.executable, "-B", zygote, "{fd}", options]
+    argv = ["/usr/bin/env", "-i", *variables, path, sys.executable, "-B", script, "{fd}", options]
     return ProcessLauncher(
         argv, isolates_consoles=False, uses_own_uids=False, find_remedy=lambda _: "see why its processes cannot start"
     )

@@ -10,7 +10,7 @@ from repl_rl.errors import ConfigError
 
 VARIABLE = "REPL_RL_API_KEYS"
 """Environment variable of API keys, with commas or white space between them."""
-_LEAST_CHARS = 16
+_MIN_KEY_CHARS = 16
 """Least length of a key, characters. Shorter ones could be guessed."""
 
 
@@ -23,13 +23,13 @@ class ApiKeys:
         Raises:
             ConfigError: a key is short enough to guess, or no header can hold it. The message does not show it.
         """
-        found = list(dict.fromkeys(keys))
-        for number, key in enumerate(found, 1):
-            if len(key) < _LEAST_CHARS:
-                raise ConfigError(f"API key {number}, characters", len(key), f"give at least {_LEAST_CHARS}")
+        unique_keys = list(dict.fromkeys(keys))
+        for number, key in enumerate(unique_keys, 1):
+            if len(key) < _MIN_KEY_CHARS:
+                raise ConfigError(f"API key {number}, characters", len(key), f"give at least {_MIN_KEY_CHARS}")
             if not (key.isascii() and key.isprintable()):
                 raise ConfigError(f"API key {number}", "not printable ASCII", "no header can hold it; make another")
-        self._digests = [_compute_digest(key) for key in found]
+        self._digests = [_compute_digest(key) for key in unique_keys]
 
     def __bool__(self) -> bool:
         return bool(self._digests)
@@ -42,10 +42,10 @@ class ApiKeys:
         if not self._digests:
             return ""
         scheme, _, key = (header or "").partition(" ")
-        given = _compute_digest(key.strip())
+        key_digest = _compute_digest(key.strip())
         # Compare with every key, so that the duration does not depend on the one that matches.
-        known = [hmac.compare_digest(given, digest) for digest in self._digests]
-        return given.hex()[:16] if scheme.lower() == "bearer" and any(known) else None
+        matches = [hmac.compare_digest(key_digest, digest) for digest in self._digests]
+        return key_digest.hex()[:16] if scheme.lower() == "bearer" and any(matches) else None
 
 
 def read_keys(file: Path | None) -> ApiKeys:
@@ -54,19 +54,19 @@ def read_keys(file: Path | None) -> ApiKeys:
     Raises:
         ConfigError: the file cannot be read or has no key, or a key is invalid.
     """
-    found = os.environ.get(VARIABLE, "").replace(",", " ").split()
+    keys = os.environ.get(VARIABLE, "").replace(",", " ").split()
     if file is not None:
         try:
             lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
         except (OSError, UnicodeDecodeError) as error:
-            remedy = "give a text file with a key on each line"
+            remedy = "give a text file with one key per line"
             raise ConfigError("keys", str(file), f"it cannot be read: {error}; {remedy}") from error
-        # Empty lines and comments are no keys.
-        of_file = [line for line in lines if line and not line.startswith("#")]
-        if not of_file:
-            raise ConfigError("keys", str(file), "it has no key; write one a line")
-        found += of_file
-    return ApiKeys(found)
+        # Skip empty lines and comments.
+        file_keys = [line for line in lines if line and not line.startswith("#")]
+        if not file_keys:
+            raise ConfigError("keys", str(file), "it has no key; write one per line")
+        keys += file_keys
+    return ApiKeys(keys)
 
 
 def _compute_digest(key: str) -> bytes:

@@ -42,36 +42,36 @@ class Conversation:
         """Text of all turns so far, prompts included."""
         self.token_ids: tuple[int, ...] = ()
         """Ids of all turns so far, prompts included."""
-        self._kept = _SharedConsoleSandbox(rollouts.sandbox) if keep else None
-        self._rollouts = rollouts if self._kept is None else replace(rollouts, sandbox=self._kept)
+        self._shared_sandbox = _SharedConsoleSandbox(rollouts.sandbox) if keep else None
+        self._rollouts = rollouts if self._shared_sandbox is None else replace(rollouts, sandbox=self._shared_sandbox)
 
     @property
     def open(self) -> bool:
         """True if a further turn can follow: the console is kept, is not in a cell, and ended at most by an answer."""
-        return self._kept is not None and self._kept.is_reusable
+        return self._shared_sandbox is not None and self._shared_sandbox.is_reusable
 
-    def build_next_prompt(self, more: Prompt) -> Prompt:
-        """Return the prompt of a turn that asks `more` after the turns so far."""
-        return Prompt(self.text + more.text, (*self.token_ids, *more.token_ids))
+    def build_next_prompt(self, continuation: Prompt) -> Prompt:
+        """Return the prompt of a turn that asks `continuation` after the turns so far."""
+        return Prompt(self.text + continuation.text, (*self.token_ids, *continuation.token_ids))
 
     async def play_turn(
-        self, task: Task, prompt: Prompt, seed: int, temperature: float, followed: RolloutObserver
+        self, task: Task, prompt: Prompt, seed: int, temperature: float, observer: RolloutObserver
     ) -> Trajectory:
         """Play a turn named after its task. `prompt` is that of the task, or the result of `build_turn_prompt`.
 
         Raises:
             EngineError, InvariantError, UserCodeError: see `Rollouts.run_observed`.
         """
-        origin = RolloutSpec(task.id, task, prompt, seed, self._rollouts.engine.policy_step)
-        played = await self._rollouts.run_observed(origin, temperature, followed)
-        self.text = prompt.text + join_completion_text(played)
-        self.token_ids = (*prompt.token_ids, *played.completion_ids)
-        return played
+        spec = RolloutSpec(task.id, task, prompt, seed, self._rollouts.engine.policy_step)
+        trajectory = await self._rollouts.run_observed(spec, temperature, observer)
+        self.text = prompt.text + join_completion_text(trajectory)
+        self.token_ids = (*prompt.token_ids, *trajectory.completion_ids)
+        return trajectory
 
     async def aclose(self) -> None:
         """Return the console to the sandbox."""
-        if self._kept is not None:
-            await self._kept.aclose()
+        if self._shared_sandbox is not None:
+            await self._shared_sandbox.aclose()
 
 
 def build_turn_prompt(conversation: Conversation, rollouts: Rollouts, task: Task) -> Prompt:
@@ -83,13 +83,13 @@ def build_turn_prompt(conversation: Conversation, rollouts: Rollouts, task: Task
     if not conversation.token_ids:
         return rollouts.build_prompt(task)
     version = ".".join(map(str, rollouts.sandbox.python_version))
-    so_far = Prompt(conversation.text, conversation.token_ids)
-    more = build_follow_up_prompt(rollouts.renderer, rollouts.template, task.question, version, so_far)
-    return conversation.build_next_prompt(more)
+    history = Prompt(conversation.text, conversation.token_ids)
+    continuation = build_follow_up_prompt(rollouts.renderer, rollouts.template, task.question, version, history)
+    return conversation.build_next_prompt(continuation)
 
 
-def build_follow_up_prompt(renderer: Renderer, template: str, question: str, version: str, so_far: Prompt) -> Prompt:
-    """Return the text between `so_far`, the end of a rollout in the line console, and the first line of the next one.
+def build_follow_up_prompt(renderer: Renderer, template: str, question: str, version: str, history: Prompt) -> Prompt:
+    """Return the text between `history`, the end of a rollout in the line console, and the first line of the next one.
 
     A plain template is repeated with the new question, without the banner, because the console already runs. In a chat,
     the policy's turn is ended if the policy has not ended it. The question is the next user message.
@@ -99,25 +99,27 @@ def build_follow_up_prompt(renderer: Renderer, template: str, question: str, ver
         template: the prompt template of the first question, see `Renderer.build_prompt`.
         question: the next one.
         version: of the Python in the sandbox.
-        so_far: everything before.
+        history: everything before.
 
     Raises:
         ConfigError: the chat template cannot write such a message.
     """
-    begun = fill_template(template, question, version)
+    filled = fill_template(template, question, version)
     # The console's prompt follows if the template ends with one.
-    asked = PS1 if begun.console.endswith(PS1) else ""
-    if begun.system is None:
-        between = "" if so_far.text.endswith("\n") else "\n"
-        text = between + begun.head + asked
+    console_prompt = PS1 if filled.console.endswith(PS1) else ""
+    if filled.system is None:
+        separator = "" if history.text.endswith("\n") else "\n"
+        text = separator + filled.head + console_prompt
         return Prompt(text, renderer.encode_splice(text))
-    message = {"role": "user", "content": begun.question}
+    message = {"role": "user", "content": filled.question}
     # The limit exceeds the question's length, so the question is never truncated.
-    glue = ChatFormat(renderer).encode_reply([message], len(renderer.encode(begun.question)) + 1)
-    # The glue begins behind an end token. Add one if the policy has not written it.
-    ended = so_far.token_ids[-1] in renderer.eos_ids
-    end = () if ended else (renderer.end_id,)
-    return Prompt(glue.text + asked, (*end, *glue.token_ids, *renderer.encode_splice(asked)))
+    encoded = ChatFormat(renderer).encode_reply([message], len(renderer.encode(filled.question)) + 1)
+    # The encoded message begins after an end token. Add one if the policy has not written it.
+    has_end = history.token_ids[-1] in renderer.eos_ids
+    end_ids = () if has_end else (renderer.end_id,)
+    return Prompt(
+        encoded.text + console_prompt, (*end_ids, *encoded.token_ids, *renderer.encode_splice(console_prompt))
+    )
 
 
 def validate_multi_turn(sampler: RolloutSampler) -> None:

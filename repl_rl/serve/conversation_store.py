@@ -14,7 +14,7 @@ from repl_rl.serve.openai_requests import ChatCompletionRequest, GenerationReque
 
 
 @dataclass(slots=True, eq=False)
-class HeldConversation:
+class StoredConversation:
     """Conversation with its owner."""
 
     id: str
@@ -35,25 +35,25 @@ class HeldConversation:
 class ConversationStore:
     """Conversations of one server."""
 
-    def __init__(self, rollouts: Rollouts, most: int, idle_s: float) -> None:
+    def __init__(self, rollouts: Rollouts, max_conversations: int, idle_s: float) -> None:
         """Start without conversations.
 
         Args:
             rollouts: the source of turns.
-            most: limit of kept conversations (>= 0).
+            max_conversations: limit of kept conversations (>= 0).
             idle_s: time without a turn after which a kept conversation ends, seconds (> 0).
         """
         self._rollouts = rollouts
-        self._most = most
+        self._max_conversations = max_conversations
         self._idle_s = idle_s
-        self._kept: dict[str, HeldConversation] = {}
+        self._conversations: dict[str, StoredConversation] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._conversations)
 
     @asynccontextmanager
-    async def open_turn(self, asked: GenerationRequest, owner: str) -> AsyncIterator[HeldConversation]:
+    async def open_turn(self, request: GenerationRequest, owner: str) -> AsyncIterator[StoredConversation]:
         """Yield the conversation of a turn, a new or a kept one.
 
         It ends after the turn unless it `keep_after_turn`. A kept one also remains if the turn did not reach its
@@ -62,15 +62,15 @@ class ConversationStore:
         Raises:
             RequestError: the conversation does not exist, is busy or has other messages, or the limit is reached.
         """
-        held = self._create(asked, owner) if asked.repl.conversation is None else self._resume(asked, owner)
-        held.console_used = held.keep_after_turn = False
+        stored = self._create(request, owner) if request.repl.conversation is None else self._resume(request, owner)
+        stored.console_used = stored.keep_after_turn = False
         try:
-            yield held
+            yield stored
         finally:
-            if held.keep_after_turn or (held.has_turns and not held.console_used):
-                self._start_idle_timer(held)
+            if stored.keep_after_turn or (stored.has_turns and not stored.console_used):
+                self._start_idle_timer(stored)
             else:
-                self._drop(held)
+                self._drop(stored)
 
     def end(self, id: str, owner: str) -> None:
         """End a conversation.
@@ -82,72 +82,78 @@ class ConversationStore:
 
     def end_idle(self) -> None:
         """End all conversations that have no turn in progress."""
-        for held in [held for held in self._kept.values() if held.expiry_timer is not None]:
-            self._drop(held)
+        for stored in [stored for stored in self._conversations.values() if stored.expiry_timer is not None]:
+            self._drop(stored)
 
     async def wait_closed(self) -> None:
         """Wait until the consoles of all ended conversations are closed."""
         while self._closing:
             await asyncio.wait(self._closing)
 
-    def _create(self, asked: GenerationRequest, owner: str) -> HeldConversation:
+    def _create(self, request: GenerationRequest, owner: str) -> StoredConversation:
         """Return a new conversation, which is registered if its request keeps it."""
         # The console of a new conversation does not know what earlier messages did.
-        if isinstance(asked, ChatCompletionRequest) and len(asked.messages) > 1:
-            remedy = 'begin with one message and "repl": {"keep": true}, and give back the conversation that it names'
-            raise RequestError(400, f"what was said before is only known of a conversation; {remedy}", param="messages")
+        if isinstance(request, ChatCompletionRequest) and len(request.messages) > 1:
+            remedy = 'start with one message and "repl": {"keep": true}, then send the conversation id of the answer'
+            raise RequestError(
+                400, f"earlier messages are known only within a kept conversation; {remedy}", param="messages"
+            )
         # At the limit, suggest a retry when the next idle conversation expires.
-        if asked.keep and len(self._kept) >= self._most:
+        if request.keep and len(self._conversations) >= self._max_conversations:
             now = asyncio.get_running_loop().time()
-            ends = [held.expiry_timer.when() - now for held in self._kept.values() if held.expiry_timer is not None]
-            message = f"{len(self._kept)} conversations are kept, and no more can be; end one, or do not keep this one"
-            soonest = round_retry_after(min(ends, default=1.0))
-            raise RequestError(429, message, code="too_many_conversations", retry_after_s=soonest)
+            expiries_s = [
+                stored.expiry_timer.when() - now
+                for stored in self._conversations.values()
+                if stored.expiry_timer is not None
+            ]
+            message = f"all {self._max_conversations} kept conversations are in use; end one, or do not keep this one"
+            retry_after_s = round_retry_after(min(expiries_s, default=1.0))
+            raise RequestError(429, message, code="too_many_conversations", retry_after_s=retry_after_s)
         try:
-            if asked.keep:
+            if request.keep:
                 validate_multi_turn(self._rollouts.sampler)
-            conversation = Conversation(self._rollouts, keep=asked.keep)
+            conversation = Conversation(self._rollouts, keep=request.keep)
         except ConfigError as error:
             raise RequestError(400, str(error), param="repl.keep", code="unsupported_parameter") from error
-        held = HeldConversation(f"conv-{secrets.token_urlsafe(24)}", owner, conversation)
-        if asked.keep:
-            self._kept[held.id] = held
-        return held
+        stored = StoredConversation(f"conv-{secrets.token_urlsafe(24)}", owner, conversation)
+        if request.keep:
+            self._conversations[stored.id] = stored
+        return stored
 
-    def _resume(self, asked: GenerationRequest, owner: str) -> HeldConversation:
+    def _resume(self, request: GenerationRequest, owner: str) -> StoredConversation:
         """Return a kept conversation, and stop its timer for the duration of the turn."""
-        held = self._find(asked.repl.conversation or "", owner)
+        stored = self._find(request.repl.conversation or "", owner)
         # A client may send the whole history again. It must be that of this conversation.
-        if isinstance(asked, ChatCompletionRequest) and len(asked.messages) > 1:
-            before = [(message.role, message.text) for message in asked.messages[:-1]]
-            if before != held.messages:
-                remedy = "give the new message alone, or all that was said as it was said"
+        if isinstance(request, ChatCompletionRequest) and len(request.messages) > 1:
+            history = [(message.role, message.text) for message in request.messages[:-1]]
+            if history != stored.messages:
+                remedy = "send only the new message, or the exact history"
                 raise RequestError(400, f"the messages are not those of this conversation; {remedy}", param="messages")
-        if held.expiry_timer is not None:
-            held.expiry_timer.cancel()
-            held.expiry_timer = None
-        return held
+        if stored.expiry_timer is not None:
+            stored.expiry_timer.cancel()
+            stored.expiry_timer = None
+        return stored
 
-    def _find(self, id: str, owner: str) -> HeldConversation:
+    def _find(self, id: str, owner: str) -> StoredConversation:
         """Return a kept conversation of `owner`. The error does not reveal whether another owner has that id."""
-        held = self._kept.get(id)
-        if held is None or held.owner != owner:
-            message = "there is no such conversation: it ended, or was kept for too long without a turn; begin another"
+        stored = self._conversations.get(id)
+        if stored is None or stored.owner != owner:
+            message = "no such conversation: it ended or timed out; start a new one"
             raise RequestError(404, message, param="repl.conversation", code="conversation_not_found")
-        if held.expiry_timer is None:
-            raise RequestError(409, "this conversation has a turn under way", param="repl.conversation", code="busy")
-        return held
+        if stored.expiry_timer is None:
+            raise RequestError(409, "this conversation has a turn in progress", param="repl.conversation", code="busy")
+        return stored
 
-    def _start_idle_timer(self, held: HeldConversation) -> None:
+    def _start_idle_timer(self, stored: StoredConversation) -> None:
         """Keep a conversation after a turn, until it was idle for too long."""
-        held.has_turns = True
-        held.expiry_timer = asyncio.get_running_loop().call_later(self._idle_s, self._drop, held)
+        stored.has_turns = True
+        stored.expiry_timer = asyncio.get_running_loop().call_later(self._idle_s, self._drop, stored)
 
-    def _drop(self, held: HeldConversation) -> None:
+    def _drop(self, stored: StoredConversation) -> None:
         """End a conversation. Its console is closed in the background."""
-        self._kept.pop(held.id, None)
-        if held.expiry_timer is not None:
-            held.expiry_timer.cancel()
-        closing = asyncio.create_task(held.conversation.aclose())
+        self._conversations.pop(stored.id, None)
+        if stored.expiry_timer is not None:
+            stored.expiry_timer.cancel()
+        closing = asyncio.create_task(stored.conversation.aclose())
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)

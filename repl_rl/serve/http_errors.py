@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 PATIENCE_S = 10
 """Timeout of a client, seconds: to begin a request, to send its head or body, to receive a piece of an answer."""
-_MOST_RETRY_S = 60
+_MAX_RETRY_S = 60
 """Longest time of the header Retry-After, seconds."""
 
 
@@ -36,18 +36,18 @@ class RequestError(Exception):
     @property
     def headers(self) -> Mapping[str, str]:
         """Headers of the error response."""
-        found = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
-        found |= {} if self.allowed_methods is None else {"Allow": self.allowed_methods}
-        return found | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
+        headers = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+        headers |= {} if self.allowed_methods is None else {"Allow": self.allowed_methods}
+        return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
     @property
     def body(self) -> Mapping[str, object]:
         """JSON body of the error response."""
-        kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-        kind = kinds.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        error_types = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+        error_type = error_types.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": self.message, "type": error_type, "param": self.param, "code": self.code}}
 
 
 def round_retry_after(seconds: float) -> int:
-    """Return whole seconds for the header Retry-After, from 1 to `_MOST_RETRY_S`."""
-    return min(_MOST_RETRY_S, max(1, math.ceil(seconds)))
+    """Return whole seconds for the header Retry-After, from 1 to `_MAX_RETRY_S`."""
+    return min(_MAX_RETRY_S, max(1, math.ceil(seconds)))

@@ -34,9 +34,9 @@ class TurnServer:
     def __init__(
         self,
         opener: OpenRollouts,
-        listening: socket.socket,
+        listener: socket.socket,
         name: str,
-        bounds: ServerLimits,
+        limits: ServerLimits,
         keys: ApiKeys,
         drain_s: float,
         patience_s: int = PATIENCE_S,
@@ -45,17 +45,17 @@ class TurnServer:
 
         Args:
             opener: see `RolloutConfig.open_rollouts`.
-            listening: a listening socket, which `run` closes.
+            listener: a listening socket, which `run` closes.
             name: the model name for clients.
-            bounds: the limits of the server.
+            limits: the limits of the server.
             keys: the API keys with access.
             drain_s: time for running turns to finish after a stop, seconds (>= 0).
             patience_s: see `PATIENCE_S` (>= 1).
         """
         self._opener = opener
-        self._listening = listening
+        self._listener = listener
         self._name = name
-        self._bounds = bounds
+        self._limits = limits
         self._keys = keys
         self._drain_s = drain_s
         self._patience_s = patience_s
@@ -66,43 +66,43 @@ class TurnServer:
         """Stop the server. Running turns may finish before they are cancelled. Call this in the event loop of `run`."""
         self._stop_requested.set()
 
-    async def run(self, ready: Callable[[], None]) -> None:
-        """Serve until `stop` is called. `ready` is called when the server answers.
+    async def run(self, on_ready: Callable[[], None]) -> None:
+        """Serve until `stop` is called. `on_ready` is called when the server answers.
 
         Raises:
             ConfigError: the sandbox's consoles take no line after an answer.
             UnrecoverableError: the engine died repeatedly.
             SandboxUnavailable, EngineError: a part does not start.
         """
-        serving = asyncio.create_task(self._run_with_rollouts(ready), name="serving")
-        stopping = asyncio.create_task(self._stop_requested.wait(), name="told to stop")
+        serve_task = asyncio.create_task(self._run_with_rollouts(on_ready), name="serving")
+        stop_task = asyncio.create_task(self._stop_requested.wait(), name="wait for stop")
         try:
-            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({serve_task, stop_task}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            stopping.cancel()
+            stop_task.cancel()
             # Without a service the engine is still opening, which may take minutes. Do not wait for it.
             if self._service is None:
-                serving.cancel()
-            await asyncio.wait({serving})
-        if not serving.cancelled():
-            serving.result()
+                serve_task.cancel()
+            await asyncio.wait({serve_task})
+        if not serve_task.cancelled():
+            serve_task.result()
 
-    async def _run_with_rollouts(self, ready: Callable[[], None]) -> None:
+    async def _run_with_rollouts(self, on_ready: Callable[[], None]) -> None:
         """Open the engine and the consoles, and serve until the stop."""
-        with self._listening:
+        with self._listener:
             async with self._opener() as rollouts:
                 await _validate_multi_turn_sandbox(rollouts.sandbox)
-                self._service = TurnService(rollouts, self._bounds, ServerMetrics(), self.stop)
-                await self._run_until_stopped(self._service, ready)
+                self._service = TurnService(rollouts, self._limits, ServerMetrics(), self.stop)
+                await self._run_until_stopped(self._service, on_ready)
 
-    async def _run_until_stopped(self, service: TurnService, ready: Callable[[], None]) -> None:
+    async def _run_until_stopped(self, service: TurnService, on_ready: Callable[[], None]) -> None:
         """Answer requests until the stop, then drain the turns and close the connections.
 
         Raises:
             UnrecoverableError: the engine died repeatedly.
         """
         # A server that only this machine can reach needs no keys, so it checks the host names of requests.
-        host = self._listening.getsockname()[0]
+        host = self._listener.getsockname()[0]
         hosts = ("localhost", "127.0.0.1", "::1") if is_loopback(host) else None
         app = ServerApp(service, self._keys, self._name, hosts, self._patience_s)
         server = uvicorn.Server(
@@ -111,36 +111,36 @@ class TurnServer:
                 server_header=False, timeout_graceful_shutdown=None, timeout_keep_alive=self._patience_s,
             )
         )  # fmt: skip
-        answering = asyncio.create_task(server.serve(sockets=[self._listening]), name="server")
-        stopping = asyncio.create_task(self._stop_requested.wait(), name="told to stop")
+        server_task = asyncio.create_task(server.serve(sockets=[self._listener]), name="server")
+        stop_task = asyncio.create_task(self._stop_requested.wait(), name="wait for stop")
         try:
             # The socket listens already: clients that connect before uvicorn has started wait in its queue.
-            ready()
-            await asyncio.wait({answering, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            on_ready()
+            await asyncio.wait({server_task, stop_task}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            stopping.cancel()
+            stop_task.cancel()
             # End the turns first, while uvicorn can still send their answers.
             await service.drain(self._drain_s)
             server.should_exit = True
-            await _wait_server_closed(server, answering)
+            await _wait_server_closed(server, server_task)
         if service.failure is not None:
             raise service.failure
 
 
-async def _wait_server_closed(server: uvicorn.Server, answering: "asyncio.Task[None]") -> None:
+async def _wait_server_closed(server: uvicorn.Server, server_task: "asyncio.Task[None]") -> None:
     """Wait until the last answers are sent. Then drop the connections of clients that do not receive them."""
-    await asyncio.wait({answering}, timeout=_SLACK_S)
+    await asyncio.wait({server_task}, timeout=_SLACK_S)
     server.force_exit = True
-    await asyncio.wait({answering}, timeout=_SLACK_S)
-    answering.cancel()
-    await asyncio.wait({answering})
+    await asyncio.wait({server_task}, timeout=_SLACK_S)
+    server_task.cancel()
+    await asyncio.wait({server_task})
 
 
 async def _validate_multi_turn_sandbox(sandbox: Sandbox) -> None:
     """Reject consoles that take no line after an answer, because no conversation could continue."""
     async with sandbox.session() as session:
         if not isinstance(session, SupportsContinue):
-            remedy = "its consoles take no line after an answer, so no conversation could go on; use local or docker"
+            remedy = "its consoles take no line after an answer, so a conversation cannot continue; use local or docker"
             raise ConfigError("sandbox", sandbox.name, remedy)
 
 
@@ -157,17 +157,17 @@ def open_listening_socket(host: str, port: int, patience_s: int = PATIENCE_S) ->
     """
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        found = socket.create_server(address[:2], family=family)
+        listener = socket.create_server(address[:2], family=family)
     except (OSError, UnicodeError) as error:
         remedy = "choose another --port (0: any that is free), or another --host"
         raise ConfigError("host and port", f"{host}:{port}", f"nothing can listen there: {error}; {remedy}") from error
     # Accepted connections inherit both options. With this one, the system closes a connection whose reader takes
     # nothing.
-    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * patience_s)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * patience_s)
     # asyncio sets this one only for sockets that name their protocol, which this one does not. Without it a line waits
     # about 40 ms for the client to acknowledge the one before.
-    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return found
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 class LimitedConnection(H11Protocol):
@@ -231,6 +231,6 @@ def compute_max_connections() -> int:
 def raise_file_limit() -> None:
     """Raise the limit of open files of this process as far as the system allows, up to `_MAX_OPEN_FILES`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    target = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < target:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))

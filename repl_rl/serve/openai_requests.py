@@ -11,7 +11,7 @@ from repl_rl.serve.http_errors import RequestError
 _STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
 _FIRST = Field(fail_fast=True)
 """Parsing of a list stops at its first error. To find all errors of a very long body would block other clients."""
-_MOST_SEED = (1 << 63) - 1
+_MAX_SEED = (1 << 63) - 1
 """Largest seed: the largest signed integer of 64 bits."""
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "add_generation_prompt": (True,),
@@ -126,22 +126,22 @@ class GenerationRequest(BaseModel):
     model: str
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    seed: Annotated[int, Field(ge=0, le=_MOST_SEED)] | None = None
+    seed: Annotated[int, Field(ge=0, le=_MAX_SEED)] | None = None
     stop: str | Annotated[list[str], _FIRST, Field(max_length=4)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     repl: ReplOptions = ReplOptions()
 
     @property
-    def most_tokens(self) -> int | None:
+    def max_new_tokens(self) -> int | None:
         """Maximum number of ids to sample. None means that only the limits of a rollout apply."""
         return self.max_tokens
 
     @property
-    def stops(self) -> tuple[str, ...]:
+    def stop_texts(self) -> tuple[str, ...]:
         """Texts that end the turn; see `RolloutObserver.stop_texts`."""
-        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return tuple(text for text in given if text)
+        texts = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(text for text in texts if text)
 
     @property
     def keep(self) -> bool:
@@ -156,8 +156,8 @@ class ChatCompletionRequest(GenerationRequest):
     messages: Annotated[list[ChatMessage], _FIRST, Field(min_length=1)]
 
     @property
-    def most_tokens(self) -> int | None:
-        """See `GenerationRequest.most_tokens`. Two fields can set it."""
+    def max_new_tokens(self) -> int | None:
+        """See `GenerationRequest.max_new_tokens`. Two fields can set it."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
@@ -173,59 +173,59 @@ class CompletionRequest(GenerationRequest):
     """One prompt. A list of one prompt is read as that prompt."""
 
 
-A = TypeVar("A", bound=GenerationRequest)
+RequestT = TypeVar("RequestT", bound=GenerationRequest)
 """Kind of request."""
 
 
-def parse_request(kind: type[A], body: bytes) -> A:
+def parse_request(request_type: type[RequestT], body: bytes) -> RequestT:
     """Parse the request in `body`.
 
     Raises:
-        RequestError: the body is no JSON, or asks for something unsupported (400).
+        RequestError: the body is not JSON, or asks for something unsupported (400).
     """
     try:
         fields = json.loads(body, parse_constant=_reject_constant)
         # `json.loads` also accepts UTF-16, UTF-32 and encoded surrogates. Require strict UTF-8.
         body.decode().encode("utf-8")
     except (ValueError, RecursionError) as error:
-        raise RequestError(400, f"the body is no JSON: {error}", code="invalid_json") from error
+        raise RequestError(400, f"the body is not JSON: {error}", code="invalid_json") from error
     if not isinstance(fields, dict):
-        raise RequestError(400, "the body is no JSON object", code="invalid_json")
+        raise RequestError(400, "the body is not a JSON object", code="invalid_json")
     try:
-        found = kind.model_validate(_remove_neutral_fields(kind, fields))
+        request = request_type.model_validate(_remove_neutral_fields(request_type, fields))
     except ValidationError as error:
         _raise_request_error(error)
-    _validate_request(found)
-    return found
+    _validate_request(request)
+    return request
 
 
-def _remove_neutral_fields(kind: type[GenerationRequest], fields: Mapping[str, object]) -> dict[str, object]:
+def _remove_neutral_fields(request_type: type[GenerationRequest], fields: Mapping[str, object]) -> dict[str, object]:
     """Return the fields of a request without those that request nothing.
 
     Raises:
         RequestError: a field is unknown or unsupported.
     """
-    asking = {name: value for name, value in fields.items() if value is not None}
+    requested = {name: value for name, value in fields.items() if value is not None}
     # Remove or refuse unsupported fields, then clean the parts of the supported ones.
-    for name in sorted(asking.keys() - kind.model_fields.keys()):
-        value, shown = asking.pop(name), f"{name:.80}"
+    for name in sorted(requested.keys() - request_type.model_fields.keys()):
+        value, label = requested.pop(name), f"{name:.80}"
         if name in LABELS and isinstance(value, str):
             continue
         if not any(_is_json_equal(value, neutral) for neutral in NEUTRAL.get(name, ())):
-            known = "it is not honoured here" if name in NEUTRAL else "it is not known here"
-            message = f"{shown} is {value!r:.80}: {known}; leave it out"
-            raise RequestError(400, message, param=shown, code="unsupported_parameter")
-    if isinstance(messages := asking.get("messages"), list):
-        asking["messages"] = [_remove_neutral_message_fields(message) for message in messages]
-    if "stream_options" in asking:
-        asking["stream_options"] = _remove_neutral_values(asking["stream_options"], NEUTRAL_IN_STREAM_OPTIONS)
-    if "repl" in asking:
-        asking["repl"] = _remove_neutral_values(asking["repl"], {})
+            known = "it is not supported here" if name in NEUTRAL else "it is not known here"
+            message = f"{label} is {value!r:.80}: {known}; leave it out"
+            raise RequestError(400, message, param=label, code="unsupported_parameter")
+    if isinstance(messages := requested.get("messages"), list):
+        requested["messages"] = [_remove_neutral_message_fields(message) for message in messages]
+    if "stream_options" in requested:
+        requested["stream_options"] = _remove_neutral_values(requested["stream_options"], NEUTRAL_IN_STREAM_OPTIONS)
+    if "repl" in requested:
+        requested["repl"] = _remove_neutral_values(requested["repl"], {})
     # OpenAI's API takes several prompts in a list. A list of one is that prompt.
-    prompt = asking.get("prompt")
+    prompt = requested.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        asking["prompt"] = prompt[0]
-    return asking
+        requested["prompt"] = prompt[0]
+    return requested
 
 
 def _remove_neutral_message_fields(message: object) -> object:
@@ -237,15 +237,19 @@ def _remove_neutral_message_fields(message: object) -> object:
 
 
 def _remove_neutral_values(
-    part: object, neutral: Mapping[str, tuple[object, ...]], kept: Container[str] = frozenset()
+    part: object, neutral: Mapping[str, tuple[object, ...]], null_allowed: Container[str] = frozenset()
 ) -> object:
-    """Return a part of a request without fields that request nothing. null does so in all but the `kept` fields."""
+    """Return a part of a request without fields that request nothing.
+
+    These are fields with a neutral value, and fields with null that are not in `null_allowed`.
+    """
     if not isinstance(part, dict):
         return part
     return {
         name: value
         for name, value in part.items()
-        if name in kept or not (value is None or any(_is_json_equal(value, other) for other in neutral.get(name, ())))
+        if name in null_allowed
+        or not (value is None or any(_is_json_equal(value, neutral_value) for neutral_value in neutral.get(name, ())))
     }
 
 
@@ -254,24 +258,29 @@ def _is_json_equal(value: object, other: object) -> bool:
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
-def _validate_request(asked: GenerationRequest) -> None:
+def _validate_request(request: GenerationRequest) -> None:
     """Reject texts and combinations of fields that pydantic cannot check."""
-    if asked.stream_options is not None and asked.stream_options.include_usage and not asked.stream:
+    if request.stream_options is not None and request.stream_options.include_usage and not request.stream:
         raise RequestError(400, "include_usage has no effect without stream; leave it out", param="stream_options")
     # Stop texts are looked for in single lines, which end with their newline.
-    if any("\n" in text[:-1] for text in asked.stops):
-        raise RequestError(400, "stop: a text that goes on after a newline is in no line of the policy", param="stop")
-    if not isinstance(asked, ChatCompletionRequest):
-        if isinstance(asked, CompletionRequest):
-            _validate_prompt(asked.prompt)
+    if any("\n" in text[:-1] for text in request.stop_texts):
+        raise RequestError(
+            400, "stop: a text with characters after a newline never occurs in a line of the policy", param="stop"
+        )
+    if not isinstance(request, ChatCompletionRequest):
+        if isinstance(request, CompletionRequest):
+            _validate_prompt(request.prompt)
         return
-    if None not in (asked.max_tokens, asked.max_completion_tokens) and asked.max_tokens != asked.max_completion_tokens:
+    if (
+        None not in (request.max_tokens, request.max_completion_tokens)
+        and request.max_tokens != request.max_completion_tokens
+    ):
         raise RequestError(
             400, "max_tokens and max_completion_tokens are one limit; give one of them", param="max_tokens"
         )
-    if asked.messages[-1].role != "user" or not asked.question.strip():
-        raise RequestError(400, "the last message is no question of the user", param="messages")
-    for message in asked.messages:
+    if request.messages[-1].role != "user" or not request.question.strip():
+        raise RequestError(400, "the last message is not a question from the user", param="messages")
+    for message in request.messages:
         if not _is_encodable(message.text):
             raise RequestError(400, "a message holds half of a surrogate pair, which is no text", param="messages")
 
@@ -292,16 +301,20 @@ def _is_encodable(text: str) -> bool:
 def _raise_request_error(error: ValidationError) -> NoReturn:
     """Raise a `RequestError` for the first error. For a field of several types it gives the error of each type."""
     # pydantic names the tried type as part of the location. Without it, all errors of one field have one location.
-    found = error.errors(include_url=False, include_context=False)
-    places = [tuple(part for part in each["loc"] if not _is_union_branch(part)) for each in found]
-    of_first = [each for each, place in zip(found, places, strict=True) if place[: len(places[0])] == places[0]]
-    place = f"{'.'.join(map(str, places[0])):.80}"
-    given, remedy = found[0]["input"], ""
-    value = f" is {given!r:.80}" if isinstance(given, str | int | float) else ""
-    if place.startswith("messages") and place.endswith("role"):
-        remedy = "; the policy has the prompt that it was trained with: put what it is to know into the user's message"
-    why = ", or: ".join(dict.fromkeys(each["msg"] for each in of_first))
-    raise RequestError(400, f"{place}{value}: {why}{remedy}", param=place) from error
+    problems = error.errors(include_url=False, include_context=False)
+    locations = [tuple(part for part in problem["loc"] if not _is_union_branch(part)) for problem in problems]
+    same_field = [
+        problem
+        for problem, location in zip(problems, locations, strict=True)
+        if location[: len(locations[0])] == locations[0]
+    ]
+    location = f"{'.'.join(map(str, locations[0])):.80}"
+    input_value, remedy = problems[0]["input"], ""
+    value = f" is {input_value!r:.80}" if isinstance(input_value, str | int | float) else ""
+    if location.startswith("messages") and location.endswith("role"):
+        remedy = "; the policy has the prompt that it was trained with: put instructions into the user's message"
+    reasons = ", or: ".join(dict.fromkeys(problem["msg"] for problem in same_field))
+    raise RequestError(400, f"{location}{value}: {reasons}{remedy}", param=location) from error
 
 
 def _is_union_branch(part: int | str) -> bool:
@@ -311,4 +324,4 @@ def _is_union_branch(part: int | str) -> bool:
 
 def _reject_constant(name: str) -> NoReturn:
     """Reject NaN and infinities, which `json.loads` accepts and JSON has not."""
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")

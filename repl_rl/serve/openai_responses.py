@@ -32,45 +32,51 @@ _STOPPING = RequestError(503, "the server is stopping", code="stopping", retry_a
 class ResponseBuilder:
     """Formatter of the answer to one request."""
 
-    def __init__(self, asked: GenerationRequest, model: str) -> None:
-        self._asked = asked
-        self._chat = isinstance(asked, ChatCompletionRequest)
+    def __init__(self, request: GenerationRequest, model: str) -> None:
+        self._request = request
+        self._chat = isinstance(request, ChatCompletionRequest)
         prefix = "chatcmpl" if self._chat else "cmpl"
         self._head = {"id": f"{prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
 
-    def build_full(self, done: TurnResult) -> JsonObject:
+    def build_full(self, result: TurnResult) -> JsonObject:
         """Return the whole answer."""
-        content, end = done.format_content(self._asked), _get_finish_reason(done)
+        content, finish_reason = result.format_content(self._request), _get_finish_reason(result)
         if self._chat:
             message = {"role": "assistant", "content": content, "refusal": None}
-            choice: JsonObject = {"index": 0, "message": message, "finish_reason": end, "logprobs": None}
+            choice: JsonObject = {"index": 0, "message": message, "finish_reason": finish_reason, "logprobs": None}
         else:
-            choice = {"index": 0, "text": content or "", "finish_reason": end, "logprobs": None}
-        kind = "chat.completion" if self._chat else "text_completion"
-        ours = {**self._build_repl_field(done), "lines": [ran.to_json for ran in done.lines]}
-        return {**self._head, "object": kind, "choices": [choice], "usage": compute_usage(done), "repl": ours}
+            choice = {"index": 0, "text": content or "", "finish_reason": finish_reason, "logprobs": None}
+        object_type = "chat.completion" if self._chat else "text_completion"
+        repl_fields = {**self._build_repl_field(result), "lines": [line.to_json for line in result.lines]}
+        return {
+            **self._head,
+            "object": object_type,
+            "choices": [choice],
+            "usage": compute_usage(result),
+            "repl": repl_fields,
+        }
 
     def build_first_chunk(self) -> JsonObject:
         """Return the first chunk, which opens the answer."""
         return self._build_chunk("", opening=True)
 
-    def build_chunks(self, told: TurnUpdate) -> Iterator[JsonObject]:
+    def build_chunks(self, update: TurnUpdate) -> Iterator[JsonObject]:
         """Yield a chunk for an update: its text, if the transcript is requested, and its complete line."""
-        text = told.text if self._asked.repl.show == "transcript" else ""
-        if told.executed_line is not None:
-            yield {**self._build_chunk(text), "repl": {"line": told.executed_line.to_json}}
+        text = update.text if self._request.repl.show == "transcript" else ""
+        if update.executed_line is not None:
+            yield {**self._build_chunk(text), "repl": {"line": update.executed_line.to_json}}
         elif text:
             yield self._build_chunk(text)
 
-    def build_last_chunks(self, done: TurnResult) -> Iterator[JsonObject]:
+    def build_last_chunks(self, result: TurnResult) -> Iterator[JsonObject]:
         """Yield the chunks that end the answer."""
         # An answer is only known at the end, so it is one chunk.
-        if self._asked.repl.show == "answer" and done.trajectory.answer is not None:
-            yield self._build_chunk(done.trajectory.answer)
-        yield {**self._build_chunk("", end=_get_finish_reason(done)), "repl": self._build_repl_field(done)}
+        if self._request.repl.show == "answer" and result.trajectory.answer is not None:
+            yield self._build_chunk(result.trajectory.answer)
+        yield {**self._build_chunk("", end=_get_finish_reason(result)), "repl": self._build_repl_field(result)}
         # OpenAI's API sends the usage in a last chunk without choices.
-        if self._asked.stream_options is not None and self._asked.stream_options.include_usage:
-            yield {**self._build_chunk(""), "choices": [], "usage": compute_usage(done)}
+        if self._request.stream_options is not None and self._request.stream_options.include_usage:
+            yield {**self._build_chunk(""), "choices": [], "usage": compute_usage(result)}
 
     def _build_chunk(self, text: str, end: str | None = None, opening: bool = False) -> JsonObject:
         if self._chat:
@@ -78,34 +84,41 @@ class ResponseBuilder:
             choice: JsonObject = {"index": 0, "delta": delta, "finish_reason": end, "logprobs": None}
         else:
             choice = {"index": 0, "text": text, "finish_reason": end, "logprobs": None}
-        kind = "chat.completion.chunk" if self._chat else "text_completion"
-        return {**self._head, "object": kind, "choices": [choice]}
+        object_type = "chat.completion.chunk" if self._chat else "text_completion"
+        return {**self._head, "object": object_type, "choices": [choice]}
 
-    def _build_repl_field(self, done: TurnResult) -> dict[str, object]:
+    def _build_repl_field(self, result: TurnResult) -> dict[str, object]:
         """Return our additions to OpenAI's fields."""
-        played = done.trajectory
-        ours: dict[str, object] = {
-            "conversation": done.conversation,
-            "stop": str(played.stop),
-            "answer": played.answer,
-            "observed_tokens": played.observed_tokens,
+        trajectory = result.trajectory
+        fields: dict[str, object] = {
+            "conversation": result.conversation,
+            "stop": str(trajectory.stop),
+            "answer": trajectory.answer,
+            "observed_tokens": trajectory.observed_tokens,
         }
-        if self._asked.repl.tokens:
-            ours["prompt_token_ids"] = played.prompt.token_ids
-            ours["completion_token_ids"] = played.completion_ids
-            ours["sampled"] = played.loss_mask
-        return ours
+        if self._request.repl.tokens:
+            fields["prompt_token_ids"] = trajectory.prompt.token_ids
+            fields["completion_token_ids"] = trajectory.completion_ids
+            fields["sampled"] = trajectory.loss_mask
+        return fields
 
 
-def compute_usage(done: TurnResult) -> JsonObject:
+def compute_usage(result: TurnResult) -> JsonObject:
     """Return the token counts. Console output counts as prompt, because the policy reads it."""
-    played = done.trajectory
-    read, wrote = len(played.prompt.token_ids) + played.observed_tokens, played.sampled_tokens
-    return {"prompt_tokens": read, "completion_tokens": wrote, "total_tokens": read + wrote}
+    trajectory = result.trajectory
+    prompt_tokens, completion_tokens = (
+        len(trajectory.prompt.token_ids) + trajectory.observed_tokens,
+        trajectory.sampled_tokens,
+    )
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
 
 
-def _get_finish_reason(done: TurnResult) -> str:
-    return "length" if done.trajectory.stop in _LENGTH_STOPS else "stop"
+def _get_finish_reason(result: TurnResult) -> str:
+    return "length" if result.trajectory.stop in _LENGTH_STOPS else "stop"
 
 
 class TurnResponse(Response):
@@ -115,37 +128,37 @@ class TurnResponse(Response):
     limits of a rollout bound the queue. A reader that receives nothing for `patience_s` is disconnected.
     """
 
-    def __init__(self, play: PlayTurn, shape: ResponseBuilder, *, stream: bool, patience_s: float) -> None:
+    def __init__(self, play_turn: PlayTurn, builder: ResponseBuilder, *, stream: bool, patience_s: float) -> None:
         super().__init__(media_type="text/event-stream" if stream else "application/json")
-        self._play = play
-        self._shape = shape
+        self._play = play_turn
+        self._builder = builder
         self._stream = stream
         self._patience_s = patience_s
         self._updates: asyncio.Queue[TurnUpdate | None] = asyncio.Queue()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Play the turn and send it, as an ASGI application."""
-        playing = asyncio.create_task(self._play(self._updates.put_nowait), name="turn")
+        turn = asyncio.create_task(self._play(self._updates.put_nowait), name="turn")
         # None in the queue means that the turn has ended, with or without an error.
-        playing.add_done_callback(lambda _: self._updates.put_nowait(None))
-        telling = asyncio.create_task(self._stream_updates(playing, send), name="telling")
-        gone = asyncio.create_task(_wait_for_disconnect(receive), name="gone")
-        tasks: set[asyncio.Task[object]] = {playing, telling, gone}
+        turn.add_done_callback(lambda _: self._updates.put_nowait(None))
+        send_task = asyncio.create_task(self._stream_updates(turn, send), name="send")
+        disconnect_task = asyncio.create_task(_wait_for_disconnect(receive), name="disconnect")
+        tasks: set[asyncio.Task[object]] = {turn, send_task, disconnect_task}
         # Run until all is sent, or the client disconnects. In both cases end the other tasks.
         try:
-            await asyncio.wait({telling, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({send_task, disconnect_task}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            over = telling.done()
+            is_sent = send_task.done()
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-            _consume_result(playing)
-        if over:
+            _consume_result(turn)
+        if is_sent:
             # After a timeout of the reader the answer is incomplete, so uvicorn closes the connection.
             with suppress(TimeoutError):
-                telling.result()
+                send_task.result()
 
-    async def _stream_updates(self, playing: "asyncio.Task[TurnResult]", send: Send) -> None:
+    async def _stream_updates(self, turn: "asyncio.Task[TurnResult]", send: Send) -> None:
         """Send the answer, whole or in chunks while the turn runs.
 
         Raises:
@@ -155,27 +168,29 @@ class TurnResponse(Response):
         # The status is sent only after the turn has begun, so that an earlier refusal can still set it.
         if await self._updates.get() is None:
             # The turn failed before it began, so this raises its error.
-            _get_result(playing)
+            _get_result(turn)
         # For a whole answer, only the end of the updates matters.
         if not self._stream:
             while await self._updates.get() is not None:
                 pass
-            done = _get_result(playing)
+            result = _get_result(turn)
             await self._send(send, _build_start_message(self._build_start(200)))
-            await self._send(send, _build_body_message(json.dumps(self._shape.build_full(done)).encode(), more=False))
+            await self._send(
+                send, _build_body_message(json.dumps(self._builder.build_full(result)).encode(), more=False)
+            )
             return
         await self._send(send, _build_start_message(self._build_start(200)))
-        await self._send_event(send, self._shape.build_first_chunk())
+        await self._send_event(send, self._builder.build_first_chunk())
         while (update := await self._updates.get()) is not None:
-            for chunk in self._shape.build_chunks(update):
+            for chunk in self._builder.build_chunks(update):
                 await self._send_event(send, chunk)
         try:
-            done = _get_result(playing)
-        except RequestError as refusal:
+            result = _get_result(turn)
+        except RequestError as error:
             # The status is sent already, so the error is sent as an event.
-            await self._send_event(send, refusal.body)
+            await self._send_event(send, error.body)
         else:
-            for chunk in self._shape.build_last_chunks(done):
+            for chunk in self._builder.build_last_chunks(result):
                 await self._send_event(send, chunk)
         await self._send(send, _build_body_message(b"data: [DONE]\n\n", more=False))
 
@@ -199,21 +214,21 @@ def _build_body_message(data: bytes, *, more: bool) -> dict[str, object]:
     return {"type": "http.response.body", "body": data, "more_body": more}
 
 
-def _get_result(playing: "asyncio.Task[TurnResult]") -> TurnResult:
+def _get_result(turn: "asyncio.Task[TurnResult]") -> TurnResult:
     """Return the finished turn.
 
     Raises:
         RequestError: the turn was not played, or the server cancelled it.
     """
-    if playing.cancelled():
+    if turn.cancelled():
         raise _STOPPING
-    return playing.result()
+    return turn.result()
 
 
-def _consume_result(playing: "asyncio.Task[TurnResult]") -> None:
+def _consume_result(turn: "asyncio.Task[TurnResult]") -> None:
     """Retrieve the error of a turn, which is sent already or has no reader. Otherwise asyncio would log it."""
-    if not playing.cancelled():
-        playing.exception()
+    if not turn.cancelled():
+        turn.exception()
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

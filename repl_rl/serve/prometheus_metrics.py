@@ -17,23 +17,25 @@ class ServerMetrics:
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()
         self.requests = Counter("repl_rl_requests", "Answered requests", ["path", "status"], registry=registry)
-        self._turns = Counter("repl_rl_turns", "Turns that came to an end", ["stop"], registry=registry)
+        self._turns = Counter("repl_rl_turns", "Finished turns", ["stop"], registry=registry)
         self.abandoned_turns = Counter(
             "repl_rl_turns_abandoned",
-            "Turns that were cut: their client left, or the server stopped",
+            "Turns cancelled because the client disconnected or the server stopped",
             registry=registry,
         )
         self._lines = Counter("repl_rl_lines", "Lines of the policy", ["status"], registry=registry)
         self._sampled = Counter("repl_rl_sampled_tokens", "Tokens that the policy sampled", registry=registry)
         self._observed = Counter("repl_rl_observed_tokens", "Tokens that consoles printed", registry=registry)
-        self._turn_s = Histogram("repl_rl_turn_seconds", "A whole turn", buckets=_SECONDS, registry=registry)
-        self._line_s = Histogram("repl_rl_line_seconds", "A line in its console", buckets=_SECONDS, registry=registry)
+        self._turn_s = Histogram("repl_rl_turn_seconds", "Duration of a turn", buckets=_SECONDS, registry=registry)
+        self._line_s = Histogram(
+            "repl_rl_line_seconds", "Duration of a line in its console", buckets=_SECONDS, registry=registry
+        )
         self._gauges = {
-            name: Gauge(f"repl_rl_{name}", about, registry=registry)
-            for name, about in (
-                ("running", "Turns that are played now"),
-                ("waiting", "Turns that wait for a place"),
-                ("conversations", "Conversations that are kept, those with a turn under way included"),
+            name: Gauge(f"repl_rl_{name}", description, registry=registry)
+            for name, description in (
+                ("running", "Turns in progress"),
+                ("waiting", "Turns that wait for a slot"),
+                ("conversations", "Kept conversations, including those with a turn in progress"),
             )
         }
 
@@ -41,18 +43,18 @@ class ServerMetrics:
         """Read the gauge `name` from `value` at each scrape."""
         self._gauges[name].set_function(value)
 
-    def record_line(self, ran: ExecutedLine) -> None:
+    def record_line(self, line: ExecutedLine) -> None:
         """Count a complete line."""
-        self._lines.labels("not_executed" if ran.status is None else str(ran.status)).inc()
-        if ran.elapsed_ms is not None:
-            self._line_s.observe(ran.elapsed_ms / 1000)
+        self._lines.labels("not_executed" if line.status is None else str(line.status)).inc()
+        if line.elapsed_ms is not None:
+            self._line_s.observe(line.elapsed_ms / 1000)
 
-    def record_turn(self, played: Trajectory) -> None:
+    def record_turn(self, trajectory: Trajectory) -> None:
         """Count a finished turn."""
-        self._turns.labels(str(played.stop)).inc()
-        self._turn_s.observe(played.wall_s)
-        self._sampled.inc(played.sampled_tokens)
-        self._observed.inc(played.observed_tokens)
+        self._turns.labels(str(trajectory.stop)).inc()
+        self._turn_s.observe(trajectory.wall_s)
+        self._sampled.inc(trajectory.sampled_tokens)
+        self._observed.inc(trajectory.observed_tokens)
 
     def render(self) -> bytes:
         """Return all metrics in Prometheus's text format."""

@@ -18,10 +18,16 @@ from starlette.requests import ClientDisconnect
 from repl_rl.serve.auth import ApiKeys
 from repl_rl.serve.conversation_service import OnTurnUpdate, TurnResult, TurnService
 from repl_rl.serve.http_errors import PATIENCE_S, RequestError
-from repl_rl.serve.openai_requests import A, ChatCompletionRequest, CompletionRequest, GenerationRequest, parse_request
+from repl_rl.serve.openai_requests import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    GenerationRequest,
+    RequestT,
+    parse_request,
+)
 from repl_rl.serve.openai_responses import ResponseBuilder, TurnResponse
 
-MOST_BYTES = 1 << 20
+MAX_BODY_BYTES = 1 << 20
 """Largest body of a request, bytes."""
 PAGES: Mapping[str, tuple[str, str]] = {
     "/": ("page.html", "text/html"),
@@ -47,7 +53,7 @@ class ServerApp:
 
     def __init__(
         self,
-        desk: TurnService,
+        service: TurnService,
         keys: ApiKeys,
         model: str,
         hosts: Collection[str] | None,
@@ -56,7 +62,7 @@ class ServerApp:
         """Set up the routes.
 
         Args:
-            desk: the service that plays turns.
+            service: the service that plays turns.
             keys: the API keys with access.
             model: the model name for clients.
             hosts: allowed host names of requests; None allows any. This prevents DNS rebinding: a page of another site,
@@ -64,13 +70,13 @@ class ServerApp:
             patience_s: see `PATIENCE_S`.
         """
         self._patience_s = patience_s
-        self._service = desk
+        self._service = service
         self._keys = keys
         self._model = model
         self._hosts = hosts
         # Every route goes through `_wrap_handler`, so that none lacks access control.
         self.asgi = app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-        for method, path, answer in (
+        for method, path, handler in (
             ("POST", "/v1/chat/completions", self._handle_chat_completion),
             ("POST", "/v1/completions", self._handle_completion),
             ("GET", "/v1/models", self._list_models),
@@ -80,20 +86,20 @@ class ServerApp:
             ("GET", "/metrics", self._report_metrics),
             *(("GET", path, self._serve_page) for path in PAGES),
         ):
-            app.add_api_route(path, self._wrap_handler(path, answer), methods=[method], response_model=None)
+            app.add_api_route(path, self._wrap_handler(path, handler), methods=[method], response_model=None)
         app.add_exception_handler(HTTPException, self._handle_not_found)
-        app.add_exception_handler(RequestError, self._handle_late_refusal)
+        app.add_exception_handler(RequestError, self._handle_late_error)
 
     def _wrap_handler(
-        self, path: str, answer: Callable[[Request, str], Awaitable[Response]]
+        self, path: str, handler: Callable[[Request, str], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """Return the endpoint `answer` with access control, error responses and metrics."""
+        """Return the endpoint `handler` with access control, error responses and metrics."""
 
         async def handle(request: Request) -> Response:
             try:
-                response = await answer(request, self._authenticate(request, path))
-            except RequestError as refusal:
-                response = _build_error_response(refusal)
+                response = await handler(request, self._authenticate(request, path))
+            except RequestError as error:
+                response = _build_error_response(error)
             except ClientDisconnect:
                 # The status is only for the metrics, because the client has left.
                 response = Response(status_code=499)
@@ -114,8 +120,8 @@ class ServerApp:
             # A browser also names the page that sends the request. That page must be ours too.
             host, origin = _parse_host(f"//{request.headers.get('host', '')}"), request.headers.get("origin")
             if host not in self._hosts or (origin is not None and _parse_host(origin) not in self._hosts):
-                remedy = "ask it as 127.0.0.1 or localhost, or let it listen for others with --host and --keys"
-                raise RequestError(403, f"this server answers its own machine alone, under a name of its own; {remedy}")
+                remedy = "use 127.0.0.1 or localhost as its address, or start it with --host and --keys"
+                raise RequestError(403, f"this server only answers requests from its own machine; {remedy}")
         owner = "" if path in _OPEN_PATHS else self._keys.find_owner(request.headers.get("authorization"))
         if owner is None:
             raise RequestError(
@@ -129,23 +135,23 @@ class ServerApp:
     async def _handle_completion(self, request: Request, owner: str) -> Response:
         return await self._run_turn(request, owner, CompletionRequest)
 
-    async def _run_turn(self, request: Request, owner: str, kind: type[A]) -> Response:
+    async def _run_turn(self, request: Request, owner: str, request_type: type[RequestT]) -> Response:
         """Return a response that plays the requested turn when it is sent."""
-        asked: GenerationRequest = parse_request(kind, await _read_body(request, self._patience_s))
-        self._validate_model(asked.model)
+        parsed: GenerationRequest = parse_request(request_type, await _read_body(request, self._patience_s))
+        self._validate_model(parsed.model)
         path = request.url.path
 
-        async def play_turn(tell: OnTurnUpdate) -> TurnResult:
+        async def play_turn(publish: OnTurnUpdate) -> TurnResult:
             try:
-                done = await self._service.run_turn(asked, owner, tell)
-            except RequestError as refusal:
-                self._count_response(path, refusal.status)
+                result = await self._service.run_turn(parsed, owner, publish)
+            except RequestError as error:
+                self._count_response(path, error.status)
                 raise
             self._count_response(path, 200)
-            return done
+            return result
 
         return TurnResponse(
-            play_turn, ResponseBuilder(asked, self._model), stream=bool(asked.stream), patience_s=self._patience_s
+            play_turn, ResponseBuilder(parsed, self._model), stream=bool(parsed.stream), patience_s=self._patience_s
         )
 
     async def _list_models(self, request: Request, owner: str) -> Response:
@@ -169,7 +175,7 @@ class ServerApp:
     async def _serve_page(self, request: Request, owner: str) -> Response:
         return build_page_response(request.url.path)
 
-    async def _handle_late_refusal(self, request: Request, error: Exception) -> Response:
+    async def _handle_late_error(self, request: Request, error: Exception) -> Response:
         """Answer a refusal that a `TurnResponse` raises while it runs. It is counted already."""
         assert isinstance(error, RequestError)
         return _build_error_response(error)
@@ -179,7 +185,7 @@ class ServerApp:
         assert isinstance(error, HTTPException)
         allowed = (error.headers or {}).get("Allow")
         remedy = f"use {allowed}" if allowed else "addresses are as in OpenAI's API: POST /v1/chat/completions, ..."
-        message = f"{request.method} {request.url.path:.80} is not there; {remedy}"
+        message = f"{request.method} {request.url.path:.80} does not exist; {remedy}"
         return _build_error_response(RequestError(error.status_code, message, allow=allowed))
 
     def _build_model_description(self) -> dict[str, object]:
@@ -203,10 +209,10 @@ def _parse_host(address: str) -> str:
         return ""
 
 
-def _build_error_response(refusal: RequestError) -> Response:
+def _build_error_response(error: RequestError) -> Response:
     """Return the error response. Its JSON is ASCII, because quoted text of a request may hold a lone surrogate."""
-    headers = dict(refusal.headers)
-    return Response(json.dumps(refusal.body), refusal.status, headers, media_type="application/json")
+    headers = dict(error.headers)
+    return Response(json.dumps(error.body), error.status, headers, media_type="application/json")
 
 
 async def _read_body(request: Request, patience_s: float) -> bytes:
@@ -217,27 +223,27 @@ async def _read_body(request: Request, patience_s: float) -> bytes:
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise RequestError(415, "send the body as application/json")
-    too_long = RequestError(413, f"the body has more than {MOST_BYTES} bytes", code="body_too_large")
+    too_long = RequestError(413, f"the body has more than {MAX_BODY_BYTES} bytes", code="body_too_large")
     # The announced length allows an early refusal. It may be missing or wrong, so the loop below counts the bytes too.
-    announced = request.headers.get("content-length", "0")
-    if announced.isascii() and announced.isdigit() and int(announced) > MOST_BYTES:
+    content_length = request.headers.get("content-length", "0")
+    if content_length.isascii() and content_length.isdigit() and int(content_length) > MAX_BODY_BYTES:
         raise too_long
     body = bytearray()
     try:
         async with asyncio.timeout(patience_s):
             async for part in request.stream():
                 body += part
-                if len(body) > MOST_BYTES:
+                if len(body) > MAX_BODY_BYTES:
                     raise too_long
     except TimeoutError as error:
-        raise RequestError(408, f"the body did not come within {patience_s:g} s") from error
+        raise RequestError(408, f"the body did not arrive within {patience_s:g} s") from error
     return bytes(body)
 
 
 def build_page_response(path: str) -> Response:
     """Return the response with the file of a path in `PAGES`."""
-    name, kind = PAGES[path]
-    return Response(_read_page_file(name), media_type=kind, headers=_PAGE_HEADERS)
+    name, media_type = PAGES[path]
+    return Response(_read_page_file(name), media_type=media_type, headers=_PAGE_HEADERS)
 
 
 @cache

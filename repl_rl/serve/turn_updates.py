@@ -52,7 +52,7 @@ class TurnStreamer:
 
         The updates leave out the texts in `stop` and all that follows them; see `RolloutObserver.stop_texts`.
         """
-        self._followed = RolloutObserver(stop_texts=stop)
+        self._observer = RolloutObserver(stop_texts=stop)
         self._line: Line | None = None
 
     def update(self, item: Line | Observed) -> TurnUpdate:
@@ -63,28 +63,30 @@ class TurnStreamer:
         if item.execution is not None:
             self._line = item
             return TurnUpdate()
-        before = self._finish_line(None)
+        executed = self._finish_line(None)
         self._line = item
-        return TurnUpdate(self._followed.trim_at_stop(item.text), before)
+        return TurnUpdate(self._observer.trim_at_stop(item.text), executed)
 
     def finish(self) -> TurnUpdate:
         """Return the update at the end of the turn."""
         return TurnUpdate("", self._finish_line(None))
 
-    def _finish_line(self, observed: Observed | None) -> ExecutedLine | None:
+    def _finish_line(self, observation: Observed | None) -> ExecutedLine | None:
         """Return the pending line with the observation that follows it, or None if no line is pending."""
         line, self._line = self._line, None
         if line is None:
             return None
-        text = self._followed.trim_at_stop(line.text)
+        text = self._observer.trim_at_stop(line.text)
         # An end token alone is not reported as a line.
         if not (text or line.execution):
             return None
-        run, output = line.execution, observed.text if observed is not None else ""
-        cut = observed is not None and observed.cut
+        run, output = line.execution, observation.text if observation is not None else ""
+        truncated = observation is not None and observation.cut
         if run is None:
-            return ExecutedLine(text, output, None, None, cut)
+            return ExecutedLine(text, output, None, None, truncated)
         # The observation ends with the console's next prompt, which is no output of the line.
         if run.status not in _FINAL_STATUSES and line.end is not LineEnd.EOS:
-            output = next((output.removesuffix(asked) for asked in (PS1, PS2) if output.endswith(asked)), output)
-        return ExecutedLine("\n".join(run.ran) if run.ran else text, output, run.status, 1000 * run.elapsed_s, cut)
+            output = next((output.removesuffix(prompt) for prompt in (PS1, PS2) if output.endswith(prompt)), output)
+        return ExecutedLine(
+            "\n".join(run.ran) if run.ran else text, output, run.status, 1000 * run.elapsed_s, truncated
+        )

@@ -4,18 +4,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 Record = Mapping[str, object]
-MOST_RECORD_BYTES = 32 << 20
+MAX_RECORD_BYTES = 32 << 20
 """Longest record that is read, bytes.
 
 A trajectory of a million tokens is smaller. Compressed, such a record may have a thousandth of these bytes.
 """
-MOST_RATIO = 100
+MAX_UNPACK_RATIO = 100
 """Maximum number of bytes that are unpacked per byte on disk, beyond one record. Text does not compress that well."""
-_POINTER = 8
+_POINTER_BYTES = 8
 """Bytes of a reference in memory, at least."""
-_ROW = 256
+_ROW_BYTES = 256
 """Bytes that a row takes in memory besides its values, at least."""
-_AT_ONCE = 1024
+_MAX_BATCH_ROWS = 1024
 """Maximum number of rows of a Parquet file that are decoded at once."""
 
 
@@ -58,48 +58,52 @@ class ParquetFile(Protocol):
     def iter_batches(self, *, batch_size: int) -> Iterator[_Batch]: ...
 
 
-def most_unpacked(size: int) -> int:
+def compute_max_unpacked_bytes(size: int) -> int:
     """Return the most bytes that are unpacked of `size` bytes on disk."""
-    return MOST_RECORD_BYTES + MOST_RATIO * size
+    return MAX_RECORD_BYTES + MAX_UNPACK_RATIO * size
 
 
-def beyond(most: int) -> str:
+def describe_size_error(max_bytes: int) -> str:
     """Return the reason to stop at a file that unpacks to more than `most` bytes."""
-    return f"it unpacks to more than {most:,} bytes, {MOST_RATIO} times what is on disk; the rest is not read"
+    return (
+        f"it unpacks to more than {max_bytes:,} bytes, {MAX_UNPACK_RATIO} times what is on disk; the rest is not read"
+    )
 
 
-def size_of_record(record: Record) -> int:
+def estimate_record_bytes(record: Record) -> int:
     """Return about the bytes that a record takes in memory."""
-    return _ROW + _size_of(record)
+    return _ROW_BYTES + _estimate_bytes(record)
 
 
-def most_claimed(metadata: Metadata) -> int:
+def compute_claimed_bytes(metadata: Metadata) -> int:
     """Return the bytes that a Parquet file takes in memory at least, by its own metadata."""
     # A value takes at least a pointer in memory.
-    held = [max(chunk.total_uncompressed_size, _POINTER * chunk.num_values) for chunk in _chunks(metadata)]
-    return _ROW * metadata.num_rows + sum(held)
+    chunk_bytes = [
+        max(chunk.total_uncompressed_size, _POINTER_BYTES * chunk.num_values) for chunk in _list_chunks(metadata)
+    ]
+    return _ROW_BYTES * metadata.num_rows + sum(chunk_bytes)
 
 
-def parquet_records(file: ParquetFile, most: int) -> Iterator[Record]:
+def read_parquet_records(file: ParquetFile, max_bytes: int) -> Iterator[Record]:
     """Yield the rows of a Parquet file, in batches that take about `most` bytes at most."""
     # A dictionary holds a text once for any number of rows, so each row may take as much as the whole file.
-    whole = sum(chunk.total_uncompressed_size for chunk in _chunks(file.metadata))
-    at_once = min(_AT_ONCE, max(1, most // max(1, whole)))
-    for batch in file.iter_batches(batch_size=at_once):
+    total_bytes = sum(chunk.total_uncompressed_size for chunk in _list_chunks(file.metadata))
+    batch_size = min(_MAX_BATCH_ROWS, max(1, max_bytes // max(1, total_bytes)))
+    for batch in file.iter_batches(batch_size=batch_size):
         yield from batch.to_pylist()
 
 
-def _chunks(metadata: Metadata) -> list[_Chunk]:
+def _list_chunks(metadata: Metadata) -> list[_Chunk]:
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     return [group.column(number) for group in groups for number in range(metadata.num_columns)]
 
 
-def _size_of(value: object) -> int:
+def _estimate_bytes(value: object) -> int:
     """Return about the bytes that a value takes in memory."""
     if isinstance(value, str | bytes):
-        return _POINTER + len(value)
+        return _POINTER_BYTES + len(value)
     if isinstance(value, dict):
-        return _POINTER + sum(map(_size_of, value.values()))
+        return _POINTER_BYTES + sum(map(_estimate_bytes, value.values()))
     if isinstance(value, list | tuple):
-        return _POINTER + sum(map(_size_of, value))
-    return _POINTER
+        return _POINTER_BYTES + sum(map(_estimate_bytes, value))
+    return _POINTER_BYTES

@@ -44,15 +44,15 @@ class Curriculum:
         self._tasks: dict[str, list[Task]] = {}
         for task in tasks:
             self._tasks.setdefault(task.family, []).append(task)
-        self._left: dict[str, list[Task]] = {family: [] for family in self._tasks}
+        self._remaining: dict[str, list[Task]] = {family: [] for family in self._tasks}
         # Prior of one solved and one unsolved rollout, so that every family is worth a try.
         self._solved = dict.fromkeys(self._tasks, 1.0)
-        self._seen = dict.fromkeys(self._tasks, 2.0)
+        self._counted = dict.fromkeys(self._tasks, 2.0)
 
     @property
     def solve_rates(self) -> Mapping[str, float]:
         """Solve rate per family, in (0, 1). Recent outcomes weigh more."""
-        return {family: self._solved[family] / self._seen[family] for family in self._tasks}
+        return {family: self._solved[family] / self._counted[family] for family in self._tasks}
 
     @property
     def weights(self) -> Mapping[str, float]:
@@ -90,16 +90,17 @@ class Curriculum:
         for task_id, outcome in outcomes:
             if task_id not in self._family_of:
                 raise ConfigError("task id", task_id, "record outcomes of the curriculum's own tasks")
-            family, memory = self._family_of[task_id], self._config.decay
+            family, decay = self._family_of[task_id], self._config.decay
             # The prior never fades, so a rate stays within (0, 1).
-            self._solved[family] = 1 + memory * (self._solved[family] - 1) + (outcome >= 1)
-            self._seen[family] = 2 + memory * (self._seen[family] - 2) + 1
+            self._solved[family] = 1 + decay * (self._solved[family] - 1) + (outcome >= 1)
+            self._counted[family] = 2 + decay * (self._counted[family] - 2) + 1
 
     def state_dict(self) -> str:
         """Return the state of the curriculum as JSON: the random state, the solve rates and the remaining tasks."""
-        left = {family: [task.id for task in tasks] for family, tasks in self._left.items()}
+        remaining = {family: [task.id for task in tasks] for family, tasks in self._remaining.items()}
         return json.dumps(
-            {"dice": self._rng.getstate(), "solved": self._solved, "seen": self._seen, "left": left}, sort_keys=True
+            {"dice": self._rng.getstate(), "solved": self._solved, "seen": self._counted, "left": remaining},
+            sort_keys=True,
         )
 
     def load_state_dict(self, memory: str) -> None:
@@ -108,22 +109,22 @@ class Curriculum:
         Raises:
             ConfigError: the state names other tasks.
         """
-        told = json.loads(memory)
+        saved = json.loads(memory)
         tasks = {task.id: task for family in self._tasks.values() for task in family}
-        if other := sorted({id for ids in told["left"].values() for id in ids} - tasks.keys()):
-            raise ConfigError("task id", other[0], "the curriculum that was saved had it; give the same tasks")
-        version, words, gauss = told["dice"]
+        if unknown := sorted({id for ids in saved["left"].values() for id in ids} - tasks.keys()):
+            raise ConfigError("task id", unknown[0], "the saved curriculum has it; give the same tasks")
+        version, words, gauss = saved["dice"]
         self._rng.setstate((version, tuple(words), gauss))
         # Keep the order of the families, because `choices` adds up the weights in it.
-        self._solved = {family: float(told["solved"][family]) for family in self._tasks}
-        self._seen = {family: float(told["seen"][family]) for family in self._tasks}
-        self._left = {family: [tasks[id] for id in told["left"][family]] for family in self._tasks}
+        self._solved = {family: float(saved["solved"][family]) for family in self._tasks}
+        self._counted = {family: float(saved["seen"][family]) for family in self._tasks}
+        self._remaining = {family: [tasks[id] for id in saved["left"][family]] for family in self._tasks}
 
     def _draw_from_family(self, family: str) -> Task:
-        if not self._left[family]:
+        if not self._remaining[family]:
             # Every task was drawn: shuffle the family again.
-            self._left[family] = self._rng.sample(self._tasks[family], len(self._tasks[family]))
-        return self._left[family].pop()
+            self._remaining[family] = self._rng.sample(self._tasks[family], len(self._tasks[family]))
+        return self._remaining[family].pop()
 
 
 def _parse_level(family: str) -> int:
@@ -139,7 +140,7 @@ def assign_tasks(
     The rollouts of all processes form one sequence, process by process, and a group may span two processes. Every
     process draws for the whole step. Curricula that are built alike and record the same outcomes therefore stay equal.
     """
-    drawn = curriculum.draw(processes * len(slots) // group_size)
+    tasks = curriculum.draw(processes * len(slots) // group_size)
     # Position of this process's first rollout in the whole step.
-    first = process * len(slots)
-    return [drawn[(first + place) // group_size].id for place in range(len(slots))]
+    start = process * len(slots)
+    return [tasks[(start + index) // group_size].id for index in range(len(slots))]

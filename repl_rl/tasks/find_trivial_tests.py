@@ -36,7 +36,7 @@ def can_fail(body: Sequence[ast.stmt], tested: Set[str] = frozenset()) -> bool:
     tests. An expression that is only a comparison is none either.
     """
     harmless = _HARMLESS | tested
-    nodes: list[ast.AST] = list(_reachable(body))
+    nodes: list[ast.AST] = list(_find_reachable(body))
     while nodes:
         node = nodes.pop()
         match node:
@@ -53,17 +53,17 @@ def can_fail(body: Sequence[ast.stmt], tested: Set[str] = frozenset()) -> bool:
         # Search the parts of any other node.
         for _, value in ast.iter_fields(node):
             if isinstance(value, list):
-                nodes += _reachable([each for each in value if isinstance(each, ast.AST)])
+                nodes += _find_reachable([child for child in value if isinstance(child, ast.AST)])
             elif isinstance(value, ast.AST):
                 nodes.append(value)
     return False
 
 
-def _reachable(parts: Sequence[ast.AST]) -> Sequence[ast.AST]:
+def _find_reachable(parts: Sequence[ast.AST]) -> Sequence[ast.AST]:
     """Return the parts up to the first statement that ends their block."""
-    for at, part in enumerate(parts, start=1):
+    for count, part in enumerate(parts, start=1):
         if isinstance(part, _ENDS):
-            return parts[:at]
+            return parts[:count]
     return parts
 
 
@@ -79,7 +79,7 @@ def is_always_true(condition: ast.expr) -> bool:
     return isinstance(condition, ast.GeneratorExp | ast.Lambda)
 
 
-def mistake_in(statement: ast.stmt) -> str | None:
+def find_mistake(statement: ast.stmt) -> str | None:
     """Return what to change in a statement that looks like a test and is none, or None.
 
     These are `f(2) == 4` without `assert`, and `assert (f(2) == 4, "message")`. `assert True` is no mistake.
@@ -96,31 +96,33 @@ def mistake_in(statement: ast.stmt) -> str | None:
     return None
 
 
-def mistake_in_check(module: ast.Module, entry: str) -> str | None:
+def find_check_mistake(module: ast.Module, entry: str) -> str | None:
     """Return what to change in tests whose `check` can test no program, or None.
 
     Args:
         module: tests of HumanEval, which define `check`.
         entry: name of the tested function.
     """
-    binders = [node for node in ast.walk(module) if "check" in _bind(node) or "*" in _bind(node)]
+    binders = [node for node in ast.walk(module) if "check" in _get_bound_names(node) or "*" in _get_bound_names(node)]
     if not binders:
         return "define the function check(candidate)"
     functions = [node for node in module.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    plain = [each for each in functions if each.name == "check" and not each.decorator_list]
+    checks = [function for function in functions if function.name == "check" and not function.decorator_list]
     # A `check` that is made in another way may be anything.
-    if len(plain) != len(binders):
+    if len(checks) != len(binders):
         return None
-    check = plain[-1]
+    check = checks[-1]
     if isinstance(check, ast.AsyncFunctionDef) or _is_generator(check):
         return "calling check(candidate) runs nothing; define a plain function, without async and yield"
-    if not _takes_one(check.args):
+    if not _accepts_one_argument(check.args):
         return "check(candidate) is called with one argument; let it take one"
-    named = {argument.arg for argument in (*check.args.posonlyargs, *check.args.args)}
-    return None if can_fail(check.body, named | {entry}) else "check(candidate) tests nothing; write an assert in it"
+    parameters = {argument.arg for argument in (*check.args.posonlyargs, *check.args.args)}
+    return (
+        None if can_fail(check.body, parameters | {entry}) else "check(candidate) tests nothing; write an assert in it"
+    )
 
 
-def _bind(node: ast.AST) -> Set[str]:
+def _get_bound_names(node: ast.AST) -> Set[str]:
     """Return the names that a node binds by itself."""
     match node:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
@@ -144,8 +146,8 @@ def _is_generator(function: ast.FunctionDef) -> bool:
     return False
 
 
-def _takes_one(arguments: ast.arguments) -> bool:
+def _accepts_one_argument(arguments: ast.arguments) -> bool:
     """Return True if a call with one positional argument fits."""
-    places = len(arguments.posonlyargs) + len(arguments.args)
-    needed = places - len(arguments.defaults)
-    return (places > 0 or arguments.vararg is not None) and needed <= 1 and None not in arguments.kw_defaults
+    positional = len(arguments.posonlyargs) + len(arguments.args)
+    required = positional - len(arguments.defaults)
+    return (positional > 0 or arguments.vararg is not None) and required <= 1 and None not in arguments.kw_defaults

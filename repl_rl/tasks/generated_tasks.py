@@ -188,14 +188,14 @@ def _draw_strings(level: int, rng: random.Random) -> Problem:
     text = draw_word(rng, 5, 9)
     if level == 1:
         # One string method or slice.
-        what, value, code = rng.choice(
+        form, value, code = rng.choice(
             (
                 ("in upper case", text.upper(), f"'{text}'.upper()"),
                 ("backwards", text[::-1], f"'{text}'[::-1]"),
                 ("without its first letter", text[1:], f"'{text}'[1:]"),
             )
         )
-        return Problem(f"Write '{text}' {what}.", value, (), code)
+        return Problem(f"Write '{text}' {form}.", value, (), code)
     if level == 2:
         question = f"Which word do the letters of '{text}' make in alphabetical order?"
         return Problem(question, "".join(sorted(text)), (), f"''.join(sorted('{text}'))")
@@ -234,20 +234,20 @@ def _draw_dates(level: int, rng: random.Random) -> Problem:
     start = date(2000, 1, 1) + timedelta(days=rng.randrange(11_000))
     days, y, m, d = rng.randint(20, 700), start.year, start.month, start.day
     # Each sketch begins with this import.
-    load = "from datetime import date, timedelta"
+    import_line = "from datetime import date, timedelta"
     if level == 1:
         question = f"Which date is {days} days after {start}? Answer like 2024-02-29."
         code = f"str(date({y}, {m}, {d}) + timedelta(days={days}))"
-        return Problem(question, str(start + timedelta(days=days)), (load,), code)
+        return Problem(question, str(start + timedelta(days=days)), (import_line,), code)
     end = start + timedelta(days=days)
     if level == 2:
         question = f"How many days lie between {start} and {end}, the later day included and the earlier one not?"
-        setup = (load, f"span = date({end.year}, {end.month}, {end.day}) - date({y}, {m}, {d})")
+        setup = (import_line, f"span = date({end.year}, {end.month}, {end.day}) - date({y}, {m}, {d})")
         return Problem(question, str(days), setup, "span.days")
     name = rng.choice(_DAYS)
     value = sum((start + timedelta(days=i)).weekday() == _DAYS.index(name) for i in range(days + 1))
     question = f"How many {name}s are there from {start} to {end}, both included?"
-    setup = (load, f"days = [date({y}, {m}, {d}) + timedelta(days=i) for i in range({days + 1})]")
+    setup = (import_line, f"days = [date({y}, {m}, {d}) + timedelta(days=i) for i in range({days + 1})]")
     return Problem(question, str(value), setup, f"sum(day.weekday() == {_DAYS.index(name)} for day in days)")
 
 
@@ -296,8 +296,8 @@ def _draw_algebra(level: int, rng: random.Random) -> Problem:
 def _draw_tables(level: int, rng: random.Random) -> Problem:
     names = rng.sample(_PRODUCTS, 4 + level)
     rows = [(name, rng.randint(2, 90), rng.randint(2, 60)) for name in names]
-    shown = "; ".join(f"{name} {price} {stock}" for name, price, stock in rows)
-    table = f"In the table of name, price and stock ({shown})"
+    listing = "; ".join(f"{name} {price} {stock}" for name, price, stock in rows)
+    table = f"In the table of name, price and stock ({listing})"
     setup = (f"rows = {rows}",)
     if level == 1:
         name, _, stock = rng.choice(rows)
@@ -472,9 +472,9 @@ def draw_problem(family: str, rng: random.Random, split: Split = Split.ALL) -> P
     if family not in _KNOWN:
         raise ConfigError("task family", family, f"choose among {', '.join(_KNOWN)}")
     for _ in range(_DRAWS_PER_TASK):
-        drawn = _KNOWN[family](rng)
-        if split is Split.ALL or get_split(drawn.question) is split:
-            return drawn
+        problem = _KNOWN[family](rng)
+        if split is Split.ALL or get_split(problem.question) is split:
+            return problem
     raise ConfigError("task family", family, f"it has too few questions in the split {split!s}")
 
 
@@ -487,24 +487,24 @@ def generate(families: Sequence[str], split: Split | str, count: int, seed: int)
     """
     if count < 1 or not families:
         raise ConfigError("number of tasks", count if families else 0, "ask for at least 1 task of at least 1 family")
-    side = parse_split(split)
+    parsed_split = parse_split(split)
     # With one generator per family, a family's problems do not depend on the other families.
-    rngs = {family: random.Random(f"{seed}/{side}/{family}") for family in families}
+    rngs = {family: random.Random(f"{seed}/{parsed_split}/{family}") for family in families}
     tasks: dict[str, Task] = {}
-    for n in range(count):
-        family = families[n % len(families)]
+    for index in range(count):
+        family = families[index % len(families)]
         # Draw until a question is new.
         for _ in range(_DRAWS_PER_TASK):
-            drawn = draw_problem(family, rngs[family], side)
-            if drawn.question not in tasks:
+            problem = draw_problem(family, rngs[family], parsed_split)
+            if problem.question not in tasks:
                 break
         else:
             raise ConfigError("number of tasks", count, f"family {family!r} has too few different questions")
-        tasks[drawn.question] = make_task(family, drawn)
+        tasks[problem.question] = make_task(family, problem)
     return tuple(tasks.values())
 
 
-def make_task(family: str, drawn: Problem) -> Task:
+def make_task(family: str, problem: Problem) -> Task:
     """Return the task for a problem of `family`. Equal questions of a family have equal ids."""
-    name = f"{family.replace('/', '-')}-{fingerprint_question(drawn.question)[:12]}"
-    return Task(id=name, question=drawn.question, answer=drawn.answer, family=family)
+    name = f"{family.replace('/', '-')}-{fingerprint_question(problem.question)[:12]}"
+    return Task(id=name, question=problem.question, answer=problem.answer, family=family)

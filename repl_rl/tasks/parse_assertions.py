@@ -81,31 +81,33 @@ class _NotALiteral(Exception):
     """The expression is not a literal."""
 
 
-def isclose_names(nodes: Sequence[ast.AST]) -> Set[str]:
+def find_isclose_names(nodes: Sequence[ast.AST]) -> Set[str]:
     """Return the names of `math.isclose` in tests: its full name, and names under which they import it.
 
     Other functions of this name, such as numpy's, have other tolerances.
     """
-    found = {_ISCLOSE}
+    qualified_names = {_ISCLOSE}
     for node in nodes:
         match node:
             case ast.ImportFrom(module="math", names=names, level=0):
-                found |= {each.asname or each.name for each in names if each.name == "isclose"}
-                found |= {"isclose" for each in names if each.name == "*"}
+                qualified_names |= {alias.asname or alias.name for alias in names if alias.name == "isclose"}
+                qualified_names |= {"isclose" for alias in names if alias.name == "*"}
             case ast.Import(names=names):
-                found |= {f"{each.asname}.isclose" for each in names if each.name == "math" and each.asname}
+                qualified_names |= {
+                    f"{alias.asname}.isclose" for alias in names if alias.name == "math" and alias.asname
+                }
     # A name that is defined again means another function.
-    return found - {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    return qualified_names - {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
 
 
-def name_isclose(statement: ast.stmt, names: Set[str]) -> None:
+def qualify_isclose(statement: ast.stmt, names: Set[str]) -> None:
     """Give the `math.isclose` of an assertion its full name, which needs no import to be split."""
     match statement:
-        case ast.Assert(test=ast.Call(func=func) as call) if _dot_path(func) in names:
+        case ast.Assert(test=ast.Call(func=func) as call) if _get_dotted_name(func) in names:
             call.func = ast.parse(_ISCLOSE, mode="eval").body
 
 
-def _dot_path(node: ast.expr) -> str | None:
+def _get_dotted_name(node: ast.expr) -> str | None:
     match node:
         case ast.Name(id=name):
             return name
@@ -129,7 +131,7 @@ def _split_test(test: ast.expr, isclose: Set[str]) -> SplitAssertion | None:
         match test:
             case ast.UnaryOp(op=ast.Not(), operand=ast.Call() as call):
                 return _split_truth_test(call, False)
-            case ast.Call(func=func, args=[first, second]) if _dot_path(func) in isclose:
+            case ast.Call(func=func, args=[first, second]) if _get_dotted_name(func) in isclose:
                 return _split_isclose(first, second, {k.arg or "": k.value for k in test.keywords})
             case ast.Call():
                 return _split_truth_test(test, True)
@@ -140,17 +142,17 @@ def _split_test(test: ast.expr, isclose: Set[str]) -> SplitAssertion | None:
     return None
 
 
-def _split_truth_test(call: ast.Call, wanted: bool) -> SplitAssertion:
+def _split_truth_test(call: ast.Call, expected: bool) -> SplitAssertion:
     # The expected values would be within the call, and so in the console.
     if any(isinstance(part, ast.Compare) for part in ast.walk(call)):
         raise _NotALiteral
-    return SplitAssertion(f"bool({print_python(call)})", lambda value: value is wanted)
+    return SplitAssertion(f"bool({print_python(call)})", lambda value: value is expected)
 
 
-def _split_isclose(first: ast.expr, second: ast.expr, named: Mapping[str, ast.expr]) -> SplitAssertion:
+def _split_isclose(first: ast.expr, second: ast.expr, keywords: Mapping[str, ast.expr]) -> SplitAssertion:
     # `isclose` takes its two numbers in either order.
     call, literal = (first, second) if _contains_call(first) else (second, first)
-    expected, options = _parse_expected(literal), {name: _parse_number(value) for name, value in named.items()}
+    expected, options = _parse_expected(literal), {name: _parse_number(value) for name, value in keywords.items()}
     relative, absolute = options.pop("rel_tol", 1e-9), options.pop("abs_tol", 0.0)
     if options or not _contains_call(call) or not isinstance(expected, int | float):
         raise _NotALiteral
@@ -182,9 +184,9 @@ def _split_comparison(left: ast.expr, relation: ast.cmpop, right: ast.expr) -> S
     if not _contains_call(left):
         raise _NotALiteral
     # In `abs(f(x) - 0.5) < 1e-6`, the console evaluates only `f(x)`.
-    near = _parse_distance(left)
-    if near is not None:
-        call, centre = near
+    distance = _parse_distance(left)
+    if distance is not None:
+        call, centre = distance
         return SplitAssertion(print_python(call), lambda value: compare(_compute_distance(value, centre), expected))
     return SplitAssertion(print_python(left), lambda value: compare(value, expected))
 
@@ -193,9 +195,9 @@ def _parse_distance(node: ast.expr) -> tuple[ast.expr, object] | None:
     """Return the call and the number of `abs(f(x) - 0.5)`, or None for another expression."""
     match node:
         case ast.Call(
-            func=ast.Name("abs" | "fabs") | ast.Attribute(attr="fabs"), args=[ast.BinOp(op=ast.Sub()) as gap]
+            func=ast.Name("abs" | "fabs") | ast.Attribute(attr="fabs"), args=[ast.BinOp(op=ast.Sub()) as difference]
         ):
-            for call, literal in ((gap.left, gap.right), (gap.right, gap.left)):
+            for call, literal in ((difference.left, difference.right), (difference.right, difference.left)):
                 if _contains_call(call) and not _contains_call(literal):
                     return call, _parse_expected(literal)
     return None

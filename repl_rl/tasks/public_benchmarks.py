@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from repl_rl.errors import ConfigError
-from repl_rl.tasks.find_trivial_tests import can_fail, mistake_in, mistake_in_check
-from repl_rl.tasks.parse_assertions import isclose_names, name_isclose, split_assertion
+from repl_rl.tasks.find_trivial_tests import can_fail, find_check_mistake, find_mistake
+from repl_rl.tasks.parse_assertions import find_isclose_names, qualify_isclose, split_assertion
 from repl_rl.tasks.row_to_task import TaskRow
 from repl_rl.tasks.task import Task, fingerprint_question
-from repl_rl.tasks.validate_text import NotPython, parse_python, print_python, refuse_surrogates
+from repl_rl.tasks.validate_text import NotPython, parse_python, print_python, validate_utf8
 
 _SHOWN_CHARS = 80
 _QUIET_TEMPLATE = """\
@@ -77,23 +77,23 @@ def make_humaneval_task(row: TaskRow, options: FieldOptions) -> Task:
         raise ConfigError(f"{row.location}: field 'entry_point'", entry, "give the name of a function")
     tests = _DoctestBuilder(row, _build_helper_code(prompt))
     # Refuse tests that could not tell a right program from a wrong one.
-    given = row.get_text("test")
-    mistake = mistake_in_check(tests.parse_statements(given), entry)
+    test_code = row.get_text("test")
+    mistake = find_check_mistake(tests.parse_statements(test_code), entry)
     if mistake is not None:
-        raise ConfigError(row.describe_field("test"), given[:_SHOWN_CHARS], mistake)
-    alone = _split_check_function(tests, given)
+        raise ConfigError(row.describe_field("test"), test_code[:_SHOWN_CHARS], mistake)
+    split = _split_check_function(tests, test_code)
     # Plain assertions become single tests; any other `check` runs as a whole.
-    if alone is None:
-        tests.add_tests(f"{given}\ncheck({entry})")
+    if split is None:
+        tests.add_tests(f"{test_code}\ncheck({entry})")
     else:
-        before, asserted = alone
-        tests.add_setup("\n".join([*before, f"candidate = {entry}"]))
-        for each in asserted:
-            tests.add_tests(each)
-    asked = f"Complete this function. Submit it, or a program that defines it as one text.\n\n{prompt.rstrip()}\n"
+        setup, assertions = split
+        tests.add_setup("\n".join([*setup, f"candidate = {entry}"]))
+        for assertion in assertions:
+            tests.add_tests(assertion)
+    question = f"Complete this function. Submit it, or a program that defines it as one text.\n\n{prompt.rstrip()}\n"
     return Task(
         id=_make_task_name("humaneval", row, options, "task_id"),
-        question=asked,
+        question=question,
         answer=str(tests),
         judge=options.get("judge", "tests"),
         family=_get_field(row, options, "family", "family", default="humaneval"),
@@ -110,25 +110,25 @@ def make_mbpp_task(row: TaskRow, options: FieldOptions) -> Task:
     if not tests:
         raise ConfigError(f"{row.location}: field 'test_list'", row.get_value("test_list"), "give at least one test")
     # The setup runs before the tests, which may use its imports and helpers.
-    before = [*_read_texts(row, "test_imports"), *filter(None, [row.get_text("test_setup_code", "")])]
-    doctests = _DoctestBuilder(row, "\n".join(before))
+    setup = [*_read_texts(row, "test_imports"), *filter(None, [row.get_text("test_setup_code", "")])]
+    doctests = _DoctestBuilder(row, "\n".join(setup))
     # Refuse tests that test nothing.
     parsed = [doctests.parse_statements(test).body for test in tests]
     for test, statements in zip(tests, parsed, strict=True):
         for statement in statements:
-            mistake = mistake_in(statement)
+            mistake = find_mistake(statement)
             if mistake is not None:
                 raise ConfigError(row.describe_field("test_list"), test[:_SHOWN_CHARS], mistake)
     if not any(map(can_fail, parsed)):
         raise ConfigError(row.describe_field("test_list"), tests[0][:_SHOWN_CHARS], "it tests nothing; give an assert")
     for test in tests:
         doctests.add_tests(test)
-    shown = "\n".join(tests)
-    what = _get_field(row, options, "question", "text", "prompt")
-    asked = "Submit the function, or a program that defines it as one text. It must pass these tests:"
+    listing = "\n".join(tests)
+    description = _get_field(row, options, "question", "text", "prompt")
+    instruction = "Submit the function, or a program that defines it as one text. It must pass these tests:"
     return Task(
         id=_make_task_name("mbpp", row, options, "task_id"),
-        question=f"{what}\n{asked}\n\n{shown}\n",
+        question=f"{description}\n{instruction}\n\n{listing}\n",
         answer=str(doctests),
         judge=options.get("judge", "tests"),
         family=_get_field(row, options, "family", "family", default="mbpp"),
@@ -148,8 +148,8 @@ def _get_field_name(row: TaskRow, options: FieldOptions, name: str, *fields: str
 
 def _make_task_name(suite: str, row: TaskRow, options: FieldOptions, *fields: str) -> str:
     """Return the id of a task: the suite, and the row's own name or its number from 0."""
-    found = _get_field(row, options, "id", *fields, default=str(row.number - 1)) if fields else str(row.number - 1)
-    tail = found.removeprefix("HumanEval/").removesuffix(".json").strip("/").replace("/", "-")
+    name = _get_field(row, options, "id", *fields, default=str(row.number - 1)) if fields else str(row.number - 1)
+    tail = name.removeprefix("HumanEval/").removesuffix(".json").strip("/").replace("/", "-")
     return f"{suite}-{tail}"
 
 
@@ -164,10 +164,10 @@ def _read_texts(row: TaskRow, field: str) -> Sequence[str]:
             value = [value]
     if value is None:
         return ()
-    if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
         raise ConfigError(row.describe_field(field), str(value)[:_SHOWN_CHARS], "give a list of texts")
-    for each in value:
-        refuse_surrogates(row.describe_field(field), each)
+    for item in value:
+        validate_utf8(row.describe_field(field), item)
     return tuple(value)
 
 
@@ -176,16 +176,16 @@ def _build_helper_code(prompt: str) -> str:
 
     They are used only if the program lacks them. A prompt may be cut off after `def f(x):`.
     """
-    last = prompt.rstrip().rpartition("\n")[2]
-    inside = last[: len(last) - len(last.lstrip())] + " "
-    for code in (prompt, f"{prompt.rstrip()}\n{inside}pass\n"):
+    last_line = prompt.rstrip().rpartition("\n")[2]
+    indent = last_line[: len(last_line) - len(last_line.lstrip())] + " "
+    for code in (prompt, f"{prompt.rstrip()}\n{indent}pass\n"):
         try:
             parse_python(code)
         except NotPython:
             continue
         # A program that is complete needs none of them, so an error here decides nothing.
-        tried = f"try:\n    exec({code!r}, globals())\nexcept Exception:\n    pass\n"
-        return f"_own = dict(globals())\n{tried}globals().update(_own)\n"
+        guarded_code = f"try:\n    exec({code!r}, globals())\nexcept Exception:\n    pass\n"
+        return f"_own = dict(globals())\n{guarded_code}globals().update(_own)\n"
     return ""
 
 
@@ -197,12 +197,12 @@ class _DoctestBuilder:
     Output of the program itself does not matter.
     """
 
-    def __init__(self, row: TaskRow, before: str) -> None:
+    def __init__(self, row: TaskRow, setup: str) -> None:
         self._row = row
-        self._isclose = isclose_names([])
+        self._isclose = find_isclose_names([])
         # A warning about a text in a test is not a failure.
         self._examples = [">>> __import__('warnings').simplefilter('ignore')\n"]
-        self.add_setup(before)
+        self.add_setup(setup)
 
     def add_setup(self, code: str) -> None:
         """Run code before the tests that follow.
@@ -210,7 +210,7 @@ class _DoctestBuilder:
         Raises:
             ConfigError: the code is not Python.
         """
-        self._isclose |= isclose_names(list(ast.walk(self.parse_statements(code))))
+        self._isclose |= find_isclose_names(list(ast.walk(self.parse_statements(code))))
         if code.strip():
             self._add_example(_QUIET_TEMPLATE.format(code=code))
 
@@ -222,13 +222,13 @@ class _DoctestBuilder:
         """
         statements = self.parse_statements(code).body
         for statement in statements:
-            name_isclose(statement, self._isclose)
+            qualify_isclose(statement, self._isclose)
         if statements and all(split_assertion(statement) for statement in statements):
-            self._examples += [f">>> {self.code_of(statement, code)}\n" for statement in statements]
+            self._examples += [f">>> {self.unparse_statement(statement, code)}\n" for statement in statements]
         else:
             # The program cannot know this word, so it cannot print it itself.
-            passed = f"passed {fingerprint_question(code)[:16]}"
-            self._add_example(f"{_QUIET_TEMPLATE.format(code=code)}print({passed!r})\n", f"{passed}\n")
+            marker = f"passed {fingerprint_question(code)[:16]}"
+            self._add_example(f"{_QUIET_TEMPLATE.format(code=code)}print({marker!r})\n", f"{marker}\n")
 
     def parse_statements(self, code: str) -> ast.Module:
         """Parse code.
@@ -239,9 +239,9 @@ class _DoctestBuilder:
         try:
             return parse_python(code)
         except NotPython as error:
-            raise self._refuse(code, error) from error
+            raise self._make_error(code, error) from error
 
-    def code_of(self, statement: ast.stmt, code: str) -> str:
+    def unparse_statement(self, statement: ast.stmt, code: str) -> str:
         """Return the code of a statement of `code`.
 
         Raises:
@@ -250,10 +250,10 @@ class _DoctestBuilder:
         try:
             return print_python(statement)
         except NotPython as error:
-            raise self._refuse(code, error) from error
+            raise self._make_error(code, error) from error
 
-    def _refuse(self, code: str, error: NotPython) -> ConfigError:
-        return ConfigError(f"{self._row.location}: tests", code[:_SHOWN_CHARS], f"they are no Python: {error}")
+    def _make_error(self, code: str, error: NotPython) -> ConfigError:
+        return ConfigError(f"{self._row.location}: tests", code[:_SHOWN_CHARS], f"they are not Python: {error}")
 
     def _add_example(self, code: str, printed: str = "") -> None:
         self._examples.append(f">>> __import__('builtins').exec({code!r}, globals())\n{printed}")
@@ -264,19 +264,19 @@ class _DoctestBuilder:
 
 def _split_check_function(tests: _DoctestBuilder, test: str) -> tuple[Sequence[str], Sequence[str]] | None:
     """Return the code before `def check(candidate)` and its assertions, or None if the test contains anything else."""
-    before, asserted = [], None
+    setup, assertions = [], None
     for statement in tests.parse_statements(test).body:
         if isinstance(statement, ast.FunctionDef) and statement.name == "check":
             names = [argument.arg for argument in statement.args.args]
-            asserted = [part for part in statement.body if not _is_noop(part)]
-            plain = names == ["candidate"] and not statement.decorator_list
-            if not plain or not all(isinstance(part, ast.Assert) for part in asserted):
+            assertions = [part for part in statement.body if not _is_noop(part)]
+            has_plain_signature = names == ["candidate"] and not statement.decorator_list
+            if not has_plain_signature or not all(isinstance(part, ast.Assert) for part in assertions):
                 return None
-        elif asserted is not None:
+        elif assertions is not None:
             return None
         else:
-            before.append(tests.code_of(statement, test))
-    return None if asserted is None else (before, [tests.code_of(part, test) for part in asserted])
+            setup.append(tests.unparse_statement(statement, test))
+    return None if assertions is None else (setup, [tests.unparse_statement(part, test) for part in assertions])
 
 
 def _is_noop(statement: ast.stmt) -> bool:

@@ -19,9 +19,15 @@ from pathlib import Path
 from typing import Protocol
 
 from repl_rl.errors import ConfigError
-from repl_rl.tasks.bounded_decompression import beyond, most_claimed, most_unpacked, parquet_records, size_of_record
+from repl_rl.tasks.bounded_decompression import (
+    compute_claimed_bytes,
+    compute_max_unpacked_bytes,
+    describe_size_error,
+    estimate_record_bytes,
+    read_parquet_records,
+)
 from repl_rl.tasks.task_workspace import MAX_BYTES, Workspace
-from repl_rl.tasks.validate_text import check_record, refuse_surrogates
+from repl_rl.tasks.validate_text import check_record, validate_utf8
 
 FIELD = "workspace"
 """Field of a row that holds its workspace."""
@@ -65,7 +71,7 @@ class TaskRow:
         text = str(value)
         if not text.strip() and default is None:
             raise ConfigError(self.describe_field(field), text, "it may not be empty")
-        refuse_surrogates(self.describe_field(field), text)
+        validate_utf8(self.describe_field(field), text)
         return text
 
     def describe_field(self, field: str) -> str:
@@ -77,10 +83,10 @@ class TaskRow:
         if field in self.fields:
             return self.fields[field]
         # A name with dots reads nested records.
-        found: object = self.fields
+        value: object = self.fields
         for part in field.split("."):
-            found = found.get(part) if isinstance(found, Mapping) else None
-        return found
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return value
 
 
 def _is_finite(value: numbers.Real | Decimal) -> bool:
@@ -102,7 +108,7 @@ class _ArrowSchema(Protocol):
     def field(self, name: str) -> _ArrowField: ...
 
 
-def read_rows(place: str, options: Mapping[str, str]) -> Iterator[TaskRow]:
+def read_rows(source: str, options: Mapping[str, str]) -> Iterator[TaskRow]:
     """Return the rows of `dataset:NAME`, of a Parquet file, or else of a JSONL file.
 
     `options` may name a data set's `config` and its `part` (default `train`).
@@ -110,12 +116,12 @@ def read_rows(place: str, options: Mapping[str, str]) -> Iterator[TaskRow]:
     Raises:
         ConfigError: the place cannot be read; the message names it.
     """
-    if place.startswith(_DATASET):
-        return _read_dataset_rows(place.removeprefix(_DATASET), options)
+    if source.startswith(_DATASET):
+        return _read_dataset_rows(source.removeprefix(_DATASET), options)
     for name in ("config", "part"):
         if name in options:
-            raise ConfigError(f"option {name!r} of {place}", options[name], f"only {_DATASET}NAME has it; drop it")
-    return _read_parquet_rows(Path(place)) if place.endswith(".parquet") else _read_json_rows(Path(place))
+            raise ConfigError(f"option {name!r} of {source}", options[name], f"only {_DATASET}NAME has it; drop it")
+    return _read_parquet_rows(Path(source)) if source.endswith(".parquet") else _read_json_rows(Path(source))
 
 
 def parse_json(text: str, where: str, remedy: str) -> object:
@@ -125,20 +131,20 @@ def parse_json(text: str, where: str, remedy: str) -> object:
         ConfigError: the text is not JSON, or gives a key of an object several values.
     """
     try:
-        found: object = json.loads(text, object_pairs_hook=partial(_build_object, where))
+        value: object = json.loads(text, object_pairs_hook=partial(_build_object, where))
     except (ValueError, RecursionError) as error:
         raise ConfigError(where, text[:_SHOWN_CHARS], f"{remedy}: {error}") from error
-    return found
+    return value
 
 
 def _build_object(where: str, pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Return an object of JSON. Its keys must differ, because Python would drop all but the last value of a key."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    record = dict(pairs)
+    if len(record) != len(pairs):
         keys = [key for key, _ in pairs]
-        key, times = Counter(keys).most_common(1)[0]
-        raise ConfigError(f"{where}: number of values of {key[:_SHOWN_CHARS]!r}", times, "give it one value")
-    return found
+        key, count = Counter(keys).most_common(1)[0]
+        raise ConfigError(f"{where}: number of values of {key[:_SHOWN_CHARS]!r}", count, "give it one value")
+    return record
 
 
 def _read_json_rows(path: Path) -> Iterator[TaskRow]:
@@ -151,9 +157,9 @@ def _read_json_rows(path: Path) -> Iterator[TaskRow]:
     for n, line in enumerate(text.removeprefix(_BYTE_ORDER_MARK).split("\n"), start=1):
         if not line.strip():
             continue
-        record = parse_json(line, f"{path}:{n}", "write one JSON object a line")
+        record = parse_json(line, f"{path}:{n}", "write one JSON object per line")
         if not isinstance(record, dict):
-            raise ConfigError(f"{path}:{n}", line[:_SHOWN_CHARS], "write one JSON object a line")
+            raise ConfigError(f"{path}:{n}", line[:_SHOWN_CHARS], "write one JSON object per line")
         check_record(f"{path}:{n}", record)
         yield TaskRow(f"{path}:{n}", n, record)
 
@@ -162,20 +168,20 @@ def _read_parquet_rows(path: Path) -> Iterator[TaskRow]:
     """Yield the rows of a Parquet file."""
     # The import is slow, and only Parquet needs it.
     parquet = importlib.import_module("pyarrow.parquet")
-    broken: type[Exception] = importlib.import_module("pyarrow").ArrowException
+    arrow_error: type[Exception] = importlib.import_module("pyarrow").ArrowException
     try:
         file = parquet.ParquetFile(path)
-        most = most_unpacked(path.stat().st_size)
-    except (OSError, broken) as error:
+        max_bytes = compute_max_unpacked_bytes(path.stat().st_size)
+    except (OSError, arrow_error) as error:
         raise ConfigError("tasks file", str(path), f"it cannot be read as Parquet: {error}") from error
     with file:
-        if most_claimed(file.metadata) > most:
-            raise ConfigError("tasks file", str(path), beyond(most))
+        if compute_claimed_bytes(file.metadata) > max_bytes:
+            raise ConfigError("tasks file", str(path), describe_size_error(max_bytes))
         records = _translate_errors(
-            parquet_records(file, most), "tasks file", str(path), "it cannot be read as Parquet"
+            read_parquet_records(file, max_bytes), "tasks file", str(path), "it cannot be read as Parquet"
         )
         yield from _number_rows(
-            path.name, _limit_size(records, path.name, "tasks file", str(path), most), file.schema_arrow
+            path.name, _limit_size(records, path.name, "tasks file", str(path), max_bytes), file.schema_arrow
         )
 
 
@@ -187,8 +193,8 @@ def _read_dataset_rows(name: str, options: Mapping[str, str]) -> Iterator[TaskRo
     part = options.get("part", "train")
     try:
         if (Path(name) / "state.json").exists() or (Path(name) / "dataset_dict.json").exists():
-            saved = datasets.load_from_disk(name)
-            table = saved[part] if isinstance(saved, Mapping) else saved
+            loaded = datasets.load_from_disk(name)
+            table = loaded[part] if isinstance(loaded, Mapping) else loaded
             size = None
         else:
             table = datasets.load_dataset(name, options.get("config"), split=part)
@@ -201,7 +207,7 @@ def _read_dataset_rows(name: str, options: Mapping[str, str]) -> Iterator[TaskRo
         raise ConfigError("dataset", name, f"its part {part!r} cannot be loaded: {reason}") from error
     schema: _ArrowSchema = table.features.arrow_schema
     records = _translate_errors(table, "dataset", name, f"its part {part!r} cannot be read")
-    yield from _number_rows(name, _limit_size(records, name, "dataset", name, most_unpacked(size)), schema)
+    yield from _number_rows(name, _limit_size(records, name, "dataset", name, compute_max_unpacked_bytes(size)), schema)
 
 
 def _translate_errors(records: Iterable[Record], thing: str, name: str, remedy: str) -> Iterator[Record]:
@@ -218,19 +224,19 @@ def _translate_errors(records: Iterable[Record], thing: str, name: str, remedy: 
         raise ConfigError(thing, name, f"{remedy}: {reason}") from error
 
 
-def _limit_size(records: Iterable[Record], where: str, thing: str, name: str, most: int) -> Iterator[Record]:
+def _limit_size(records: Iterable[Record], where: str, thing: str, name: str, max_bytes: int) -> Iterator[Record]:
     """Yield the records until they take more than `most` bytes.
 
     Raises:
         ConfigError: they take more, or a record is refused by `check_record`.
     """
-    taken = 0
+    used_bytes = 0
     for n, record in enumerate(records, start=1):
         # Nesting is checked first, since the size is computed level by level.
         check_record(f"{where}, row {n}", record)
-        taken += size_of_record(record)
-        if taken > most:
-            raise ConfigError(thing, name, beyond(most))
+        used_bytes += estimate_record_bytes(record)
+        if used_bytes > max_bytes:
+            raise ConfigError(thing, name, describe_size_error(max_bytes))
         yield record
 
 
@@ -241,7 +247,7 @@ def _number_rows(name: str, records: Iterable[Record], schema: _ArrowSchema) -> 
         yield TaskRow(f"{name}, row {n}", n, fields)
 
 
-def _round_to_column_precision(value: object, kind: _ArrowSchema) -> object:
+def _round_to_column_precision(value: object, arrow_type: _ArrowSchema) -> object:
     """Return a value of a column. A float of 16 or 32 bits gets only the digits that its column holds.
 
     Python's floats have 64 bits, so 0.1 of such a column would be 0.10000000149011612.
@@ -249,12 +255,12 @@ def _round_to_column_precision(value: object, kind: _ArrowSchema) -> object:
     if not isinstance(value, float | dict):
         return value
     types = importlib.import_module("pyarrow.types")
-    if isinstance(value, float) and (types.is_float32(kind) or types.is_float16(kind)):
+    if isinstance(value, float) and (types.is_float32(arrow_type) or types.is_float16(arrow_type)):
         # The import is slow, and only such columns need it.
         numpy = importlib.import_module("numpy")
-        return float(str((numpy.float32 if types.is_float32(kind) else numpy.float16)(value)))
-    if isinstance(value, dict) and types.is_struct(kind):
-        return {name: _round_to_column_precision(inner, kind.field(name).type) for name, inner in value.items()}
+        return float(str((numpy.float32 if types.is_float32(arrow_type) else numpy.float16)(value)))
+    if isinstance(value, dict) and types.is_struct(arrow_type):
+        return {name: _round_to_column_precision(inner, arrow_type.field(name).type) for name, inner in value.items()}
     return value
 
 
@@ -267,93 +273,95 @@ def read_workspace(row: TaskRow, folder: Path | None, *, columns: bool) -> Works
         columns: rows share their columns, so a field that is None may belong to other rows only.
 
     Raises:
-        ConfigError: the field is no workspace; the message names the row.
+        ConfigError: the field is not a workspace; the message names the row.
     """
-    said = row.get_value(FIELD)
+    record = row.get_value(FIELD)
     # Records in JSON text do not share their keys with other rows.
-    if isinstance(said, str):
-        said, columns = parse_json(said, f"{row.location}: field {FIELD!r}", "write one JSON object"), False
-        check_record(row.location, {FIELD: said})
-    if said is None:
+    if isinstance(record, str):
+        record, columns = parse_json(record, f"{row.location}: field {FIELD!r}", "write one JSON object"), False
+        check_record(row.location, {FIELD: record})
+    if record is None:
         return None
-    if not isinstance(said, Mapping):
-        raise ConfigError(f"{row.location}: field {FIELD!r}", _shorten(said), f"give a record of {', '.join(_PARTS)}")
-    unknown = sorted(set(said) - set(_PARTS))
+    if not isinstance(record, Mapping):
+        raise ConfigError(f"{row.location}: field {FIELD!r}", _shorten(record), f"give a record of {', '.join(_PARTS)}")
+    unknown = sorted(set(record) - set(_PARTS))
     if unknown:
         raise ConfigError(f"{row.location}: field {FIELD!r}, key", unknown[0], f"choose among {', '.join(_PARTS)}")
-    given = {name: value for name, value in said.items() if value is not None}
+    entries = {name: value for name, value in record.items() if value is not None}
     # With shared columns, a row without a workspace has a record of empty fields.
-    if columns and not any(given.values()):
+    if columns and not any(entries.values()):
         return None
     # Read the parts. With shared columns, a value or file that is None belongs to another row.
-    values, files = (_read_record(row, given, name) for name in ("values", "files"))
+    values, files = (_read_record(row, entries, name) for name in ("values", "files"))
     if columns:
         values = {name: value for name, value in values.items() if value is not None}
-    found = {path: _read_file_content(row, path, value, folder) for path, value in files.items() if value is not None}
-    told = given.get("told")
+    contents = {
+        path: _read_file_content(row, path, value, folder) for path, value in files.items() if value is not None
+    }
+    description = entries.get("told")
     try:
         return Workspace(
             values,
-            found,
-            _read_lines(given.get("lines", ())),
-            _read_lines(given.get("preload", ())),
-            None if told is None else str(told),
+            contents,
+            _read_lines(entries.get("lines", ())),
+            _read_lines(entries.get("preload", ())),
+            None if description is None else str(description),
         )
     except ConfigError as error:
         raise ConfigError(f"{row.location}: {error.thing}", error.value, error.remedy) from error
 
 
-def _read_record(row: TaskRow, given: Mapping[str, object], name: str) -> Mapping[str, object]:
-    found = given.get(name, {})
-    if not isinstance(found, Mapping):
-        raise ConfigError(f"{row.location}: workspace.{name}", _shorten(found), "give a record")
-    return found
+def _read_record(row: TaskRow, entries: Mapping[str, object], name: str) -> Mapping[str, object]:
+    part = entries.get(name, {})
+    if not isinstance(part, Mapping):
+        raise ConfigError(f"{row.location}: workspace.{name}", _shorten(part), "give a record")
+    return part
 
 
-def _read_lines(given: object) -> tuple[str, ...]:
+def _read_lines(value: object) -> tuple[str, ...]:
     """Return the lines of a list of texts, or of a text with several lines."""
-    if isinstance(given, str):
-        return tuple(given.removesuffix("\n").split("\n"))
-    if not isinstance(given, list | tuple) or not all(isinstance(each, str) for each in given):
-        raise ConfigError("workspace, lines or modules", _shorten(given), "give a list of texts, or one text")
-    return tuple(given)
+    if isinstance(value, str):
+        return tuple(value.removesuffix("\n").split("\n"))
+    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+        raise ConfigError("workspace, lines or modules", _shorten(value), "give a list of texts, or one text")
+    return tuple(value)
 
 
 def _read_file_content(row: TaskRow, path: str, value: object, folder: Path | None) -> bytes:
     """Return a file's content: a text, bytes, `{"base64": ...}`, or `{"path": ...}` next to the task file."""
-    what = f"{row.location}: workspace.files[{path!r}]"
+    thing = f"{row.location}: workspace.files[{path!r}]"
     if isinstance(value, str | bytes):
         return value.encode() if isinstance(value, str) else value
-    given = {name: each for name, each in value.items() if each is not None} if isinstance(value, Mapping) else {}
-    ((kind, content),) = given.items() if len(given) == 1 else ((None, None),)
+    entries = {name: entry for name, entry in value.items() if entry is not None} if isinstance(value, Mapping) else {}
+    ((kind, content),) = entries.items() if len(entries) == 1 else ((None, None),)
     if kind == "base64" and isinstance(content, str):
         try:
             return base64.b64decode(content, validate=True)
         except ValueError as error:
-            raise ConfigError(what, content[:_SHOWN_CHARS], f"give base64: {error}") from error
+            raise ConfigError(thing, content[:_SHOWN_CHARS], f"give base64: {error}") from error
     if kind == "path" and isinstance(content, str):
-        return _read_from_folder(what, content, folder)
-    raise ConfigError(what, _shorten(value), 'give a text, {"base64": ...}, or {"path": ...} beside the task file')
+        return _read_from_folder(thing, content, folder)
+    raise ConfigError(thing, _shorten(value), 'give a text, {"base64": ...}, or {"path": ...} next to the task file')
 
 
-def _read_from_folder(what: str, name: str, folder: Path | None) -> bytes:
+def _read_from_folder(thing: str, name: str, folder: Path | None) -> bytes:
     if folder is None:
-        raise ConfigError(what, name, "only a task file has files beside it; give base64")
+        raise ConfigError(thing, name, "a path needs a task file to start from; give base64")
     try:
         # Links are resolved first, so that none leads out of the folder.
-        place = (folder / name).resolve()
-        if Path(name).is_absolute() or not place.is_relative_to(folder.resolve()):
-            raise ConfigError(what, name, "give a path below the folder of the task file")
-        found = place.stat()
+        path = (folder / name).resolve()
+        if Path(name).is_absolute() or not path.is_relative_to(folder.resolve()):
+            raise ConfigError(thing, name, "give a path below the folder of the task file")
+        status = path.stat()
         # Reading a pipe would block.
-        if not stat.S_ISREG(found.st_mode):
-            raise ConfigError(what, name, "it is no regular file; give one")
-        if found.st_size > MAX_BYTES:
-            raise ConfigError(f"{what}, bytes", found.st_size, f"give at most {MAX_BYTES}")
-        return place.read_bytes()
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(thing, name, "it is not a regular file; give one")
+        if status.st_size > MAX_BYTES:
+            raise ConfigError(f"{thing}, bytes", status.st_size, f"give at most {MAX_BYTES}")
+        return path.read_bytes()
     except (OSError, ValueError, RuntimeError) as error:
         # A null character is a ValueError, and a loop of links a RuntimeError.
-        raise ConfigError(what, name[:_SHOWN_CHARS], f"it cannot be read: {_describe_error(error)}") from error
+        raise ConfigError(thing, name[:_SHOWN_CHARS], f"it cannot be read: {_describe_error(error)}") from error
 
 
 def _describe_error(error: Exception) -> str:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from repl_rl.deprecations import keeps_old_names
 from repl_rl.errors import ConfigError
 from repl_rl.tasks.task_workspace import Workspace
-from repl_rl.tasks.validate_text import refuse_surrogates
+from repl_rl.tasks.validate_text import validate_utf8
 
 _HELD_OUT_PERCENT = 20
 """Share of the questions in `Split.HELD_OUT`, percent."""
@@ -72,9 +72,9 @@ class Task:
     def __post_init__(self) -> None:
         _check_not_blank("task", self, ("id", "question", "judge"))
         _check_fields_encodable("task", self, ("id", "question", "answer", "family"))
-        given: object = self.follow_ups
-        if not isinstance(given, tuple):
-            raise ConfigError("task.follow_ups", given, "give a tuple")
+        value: object = self.follow_ups
+        if not isinstance(value, tuple):
+            raise ConfigError("task.follow_ups", value, "give a tuple")
 
     @property
     def answer_label(self) -> str:
@@ -94,7 +94,7 @@ class Task:
     def split_turns(self) -> tuple["Task", ...]:
         """Return each question as a separate task, including the first, so that each can be graded like any other."""
         # Later questions get the task's id with their number.
-        later = (
+        follow_up_tasks = (
             replace(
                 self,
                 id=f"{self.id}.{n}",
@@ -106,19 +106,19 @@ class Task:
             )
             for n, f in enumerate(self.follow_ups, start=1)
         )
-        return (replace(self, follow_ups=()), *later)
+        return (replace(self, follow_ups=()), *follow_up_tasks)
 
 
-def _check_not_blank(what: str, value: object, names: tuple[str, ...]) -> None:
+def _check_not_blank(thing: str, value: object, names: tuple[str, ...]) -> None:
     for name in names:
         if not getattr(value, name).strip():
-            raise ConfigError(f"{what}.{name}", getattr(value, name), "it may not be empty")
+            raise ConfigError(f"{thing}.{name}", getattr(value, name), "it may not be empty")
 
 
-def _check_fields_encodable(what: str, value: object, names: tuple[str, ...]) -> None:
+def _check_fields_encodable(thing: str, value: object, names: tuple[str, ...]) -> None:
     """Refuse fields that cannot be written as UTF-8."""
     for name in names:
-        refuse_surrogates(f"{what}.{name}", getattr(value, name))
+        validate_utf8(f"{thing}.{name}", getattr(value, name))
 
 
 def fingerprint_question(question: str) -> str:
@@ -165,16 +165,16 @@ def parse_weighted_judges(text: str) -> tuple[WeightedJudge, ...]:
     Raises:
         ConfigError: the syntax is different, a weight is not a finite number, or a judge is named twice.
     """
-    found = tuple(_parse_term(text, term.strip()) for term in text.split("+"))
-    if len({judge.name for judge in found}) < len(found):
+    judges = tuple(_parse_term(text, term.strip()) for term in text.split("+"))
+    if len({judge.name for judge in judges}) < len(judges):
         raise ConfigError("judge", text, "name each judge once, with one weight")
-    return found
+    return judges
 
 
 def _parse_term(text: str, term: str) -> WeightedJudge:
-    weight, times, name = term.rpartition("*")
+    weight, star, name = term.rpartition("*")
     try:
-        factor = float(weight) if times else 1.0
+        factor = float(weight) if star else 1.0
     except ValueError:
         factor = math.nan
     if not name.strip() or not math.isfinite(factor):
@@ -191,14 +191,14 @@ def set_judges(text: str, tasks: Iterable[Task]) -> tuple[Task, ...]:
     """
     if not text:
         return tuple(tasks)
-    wanted = parse_weighted_judges(text)
-    return tuple(replace(task, judge=_format_judge(task, wanted)) for task in tasks)
+    judges = parse_weighted_judges(text)
+    return tuple(replace(task, judge=_format_judge(task, judges)) for task in tasks)
 
 
-def _format_judge(task: Task, wanted: tuple[WeightedJudge, ...]) -> str:
+def _format_judge(task: Task, judges: tuple[WeightedJudge, ...]) -> str:
     parts: list[WeightedJudge] = []
-    for judge in wanted:
+    for judge in judges:
         # The placeholder expands to the task's own judges.
-        own = parse_weighted_judges(task.judge) if judge.name == OWN else (WeightedJudge(judge.name),)
-        parts += [WeightedJudge(one.name, one.weight * judge.weight) for one in own]
+        expanded = parse_weighted_judges(task.judge) if judge.name == OWN else (WeightedJudge(judge.name),)
+        parts += [WeightedJudge(inner.name, inner.weight * judge.weight) for inner in expanded]
     return " + ".join(map(str, parts))

@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 
 from repl_rl.deprecations import keeps_old_names
 from repl_rl.errors import ConfigError
-from repl_rl.tasks.validate_text import NotPython, parse_python, refuse_surrogates
+from repl_rl.tasks.validate_text import NotPython, parse_python, validate_utf8
 
 MAX_BYTES = 64 * 1024 * 1024
 """Largest size of a workspace as JSON, with its files in base64, bytes."""
@@ -64,16 +64,16 @@ class Workspace:
         if self.told is not None:
             if "\n" in self.told:
                 raise ConfigError("workspace.told", self.told[:_SHOWN_CHARS], "give one line")
-            refuse_surrogates("workspace.told", self.told)
+            validate_utf8("workspace.told", self.told)
         # Sorted names give equal workspaces equal digests.
-        said = {
+        record = {
             "values": {name: self.values[name] for name in sorted(self.values)},
             "files": {path: base64.b64encode(self.files[path]).decode() for path in sorted(self.files)},
             "lines": list(self.lines),
             "preload": list(self.preload),
             "told": self.told,
         }
-        content = json.dumps(said, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
+        content = json.dumps(record, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
         if len(content) > MAX_BYTES:
             raise ConfigError("workspace, bytes", len(content), f"give at most {MAX_BYTES}")
         # The dataclass is frozen.
@@ -94,9 +94,9 @@ class Workspace:
             ConfigError: the content is not that of a workspace.
         """
         try:
-            said = json.loads(content)
-            files = {path: base64.b64decode(data, validate=True) for path, data in said["files"].items()}
-            return cls(said["values"], files, tuple(said["lines"]), tuple(said["preload"]), said["told"])
+            record = json.loads(content)
+            files = {path: base64.b64decode(data, validate=True) for path, data in record["files"].items()}
+            return cls(record["values"], files, tuple(record["lines"]), tuple(record["preload"]), record["told"])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ConfigError("workspace", repr(content[:_SHOWN_CHARS]), f"it cannot be read: {error!r}") from error
 
@@ -117,17 +117,17 @@ class Workspace:
 
 
 def _check_value(name: str, value: object) -> None:
-    what = f"workspace.values[{name!r}]"
+    thing = f"workspace.values[{name!r}]"
     reserved = name in _RESERVED_NAMES or (name.startswith("__") and name.endswith("__"))
     if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or reserved:
-        raise ConfigError("workspace.values, name", name, "give a name that a line could bind, and that is not taken")
+        raise ConfigError("workspace.values, name", name, "give a Python name that is not reserved")
     # The round trip detects values that JSON changes, such as tuples.
     try:
-        same = json.loads(json.dumps(value, allow_nan=False)) == value
+        unchanged = json.loads(json.dumps(value, allow_nan=False)) == value
     except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(what, _shorten(value), f"give what JSON holds: {error}") from error
-    if not same:
-        raise ConfigError(what, _shorten(value), "give what JSON holds: lists and no tuples, texts as keys")
+        raise ConfigError(thing, _shorten(value), f"give a JSON value: {error}") from error
+    if not unchanged:
+        raise ConfigError(thing, _shorten(value), "give a JSON value: lists, not tuples, and texts as keys")
 
 
 def _check_files(files: Mapping[str, bytes]) -> None:
@@ -169,13 +169,13 @@ def _check_lines(lines: tuple[str, ...]) -> None:
         # Python names no line of a program that is too deep.
         number = error.line or 1
         thing = f"workspace.lines, line {number}" if error.line or len(lines) == 1 else "workspace.lines"
-        shown = lines[min(number, len(lines)) - 1]
-        raise ConfigError(thing, shown[:_SHOWN_CHARS], f"correct it: {error}") from error
+        faulty_line = lines[min(number, len(lines)) - 1]
+        raise ConfigError(thing, faulty_line[:_SHOWN_CHARS], f"correct it: {error}") from error
 
 
 def _find_defined_names(lines: tuple[str, ...]) -> list[str]:
     """Return the names that the lines bind at top level: by assignment, definition or import."""
-    found: dict[str, None] = {}
+    defined: dict[str, None] = {}
     for node in parse_python("\n".join(lines)).body:
         names: list[str] = []
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -190,8 +190,8 @@ def _find_defined_names(lines: tuple[str, ...]) -> list[str]:
                 if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
             ]
         # The prompt does not list private names.
-        found.update(dict.fromkeys(name for name in names if not name.startswith("_") and name.isidentifier()))
-    return list(found)
+        defined.update(dict.fromkeys(name for name in names if not name.startswith("_") and name.isidentifier()))
+    return list(defined)
 
 
 def describe_value(value: object) -> str:
@@ -207,10 +207,10 @@ def _format_bytes(count: int) -> str:
     return f"{count} bytes"
 
 
-def _format_list(what: str, words: list[str]) -> str:
+def _format_list(label: str, words: list[str]) -> str:
     if len(words) > _SHOWN_NAMES:
         words = [*words[:_SHOWN_NAMES], f"{len(words) - _SHOWN_NAMES} more"]
-    return f"{what} {', '.join(words)}" if words else ""
+    return f"{label} {', '.join(words)}" if words else ""
 
 
 def _shorten(value: object) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from repl_rl.errors import ConfigError
 
-MOST_LEVELS = 100
+MAX_LEVELS = 100
 """Maximum number of levels of lists and records in one another in a row."""
-MOST_PYTHON_LEVELS = 200
+MAX_PYTHON_LEVELS = 200
 """Maximum number of levels of a syntax tree that is printed again. Printing takes about three calls per level."""
 _SHOWN_CHARS = 80
 _TOO_DEEP = "it is nested too deeply"
@@ -48,7 +48,7 @@ def print_python(tree: ast.AST) -> str:
     """
     # A bound of levels does not depend on the depth of the caller, as a RecursionError does.
     level: list[ast.AST] = [tree]
-    for _ in range(MOST_PYTHON_LEVELS):
+    for _ in range(MAX_PYTHON_LEVELS):
         level = [child for node in level for child in ast.iter_child_nodes(node)]
         if not level:
             break
@@ -60,7 +60,7 @@ def print_python(tree: ast.AST) -> str:
         raise NotPython(str(error)) from error
 
 
-def refuse_surrogates(place: str, text: str) -> None:
+def validate_utf8(location: str, text: str) -> None:
     """Refuse a text that cannot be written as UTF-8.
 
     Raises:
@@ -69,36 +69,36 @@ def refuse_surrogates(place: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        shown = text[max(0, error.start - _SHOWN_CHARS // 2) : error.start + _SHOWN_CHARS // 2]
+        excerpt = text[max(0, error.start - _SHOWN_CHARS // 2) : error.start + _SHOWN_CHARS // 2]
         remedy = f"character {error.start + 1} is half of a surrogate pair, which is no text; write the pair or drop it"
-        raise ConfigError(place, shown, remedy) from error
+        raise ConfigError(location, excerpt, remedy) from error
 
 
-def check_record(where: str, record: Mapping[str, object]) -> None:
-    """Refuse a record of a file with a text that is no UTF-8, or with values that are nested too deeply.
+def check_record(location: str, record: Mapping[str, object]) -> None:
+    """Refuse a record of a file with a text that is not UTF-8, or with values that are nested too deeply.
 
     Args:
-        where: location of the record, such as `tasks.jsonl:3`.
+        location: location of the record, such as `tasks.jsonl:3`.
         record: the record.
 
     Raises:
         ConfigError: names the location and the field, such as `answer.value` for a field of a nested record.
     """
-    _check_value(where, (), record)
+    _check_value(location, (), record)
 
 
-def _check_value(where: str, trail: tuple[object, ...], value: Mapping[str, object] | Sequence[object]) -> None:
-    if len(trail) > MOST_LEVELS:
-        raise ConfigError(f"{_describe_place(where, trail[:1])}, levels", len(trail), f"nest at most {MOST_LEVELS}")
+def _check_value(location: str, path: tuple[object, ...], value: Mapping[str, object] | Sequence[object]) -> None:
+    if len(path) > MAX_LEVELS:
+        raise ConfigError(f"{_describe_location(location, path[:1])}, levels", len(path), f"nest at most {MAX_LEVELS}")
     for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value, start=1):
         # A place is written only for a message, since a file may have millions of values.
         if isinstance(key, str) and not _is_utf8(key):
-            refuse_surrogates(f"{_describe_place(where, trail)}, key" if trail else f"{where}: key", key)
+            validate_utf8(f"{_describe_location(location, path)}, key" if path else f"{location}: key", key)
         if isinstance(inner, str):
             if not _is_utf8(inner):
-                refuse_surrogates(_describe_place(where, (*trail, key)), inner)
+                validate_utf8(_describe_location(location, (*path, key)), inner)
         elif isinstance(inner, dict | list | tuple):
-            _check_value(where, (*trail, key), inner)
+            _check_value(location, (*path, key), inner)
 
 
 def _is_utf8(text: str) -> bool:
@@ -112,5 +112,5 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def _describe_place(where: str, trail: tuple[object, ...]) -> str:
-    return f"{where}: field {'.'.join(map(str, trail))!r}"
+def _describe_location(location: str, path: tuple[object, ...]) -> str:
+    return f"{location}: field {'.'.join(map(str, path))!r}"

@@ -29,7 +29,7 @@ from repl_kernel.parse_cells import CellConsole
 
 _OUTPUT_BYTES = 1_048_576
 _SENDING_MS = 1000
-_HEART = "heartbeat"
+_HEARTBEAT_THREAD = "heartbeat"
 
 
 def _bind_socket(socket: ZmqSocket, connection: dict[str, str], port: str) -> ZmqSocket:
@@ -62,24 +62,26 @@ def start_kernel(arguments: argparse.Namespace, warning_filters: Sequence[object
     key = connection["key"].encode()
     context: zmq.Context[ZmqSocket] = zmq.Context()
     # The control thread has its own context, which it ends without the other sockets.
-    beside: zmq.Context[ZmqSocket] = zmq.Context()
-    iopub = beside.socket(zmq.XPUB)
+    control_context: zmq.Context[ZmqSocket] = zmq.Context()
+    iopub = control_context.socket(zmq.XPUB)
     # A client receives nothing before its welcome.
     iopub.xpub_manual = True
     _bind_socket(iopub, connection, "iopub_port")
-    control = _bind_socket(beside.socket(zmq.ROUTER), connection, "control_port")
+    control = _bind_socket(control_context.socket(zmq.ROUTER), connection, "control_port")
     shell = _bind_socket(context.socket(zmq.ROUTER), connection, "shell_port")
     stdin = _bind_socket(context.socket(zmq.ROUTER), connection, "stdin_port")
-    heart = _bind_socket(context.socket(zmq.REP), connection, "hb_port")
-    threading.Thread(target=_echo_heartbeats, args=(heart,), daemon=True, name=_HEART).start()
+    heartbeat = _bind_socket(context.socket(zmq.REP), connection, "hb_port")
+    threading.Thread(target=_echo_heartbeats, args=(heartbeat,), daemon=True, name=_HEARTBEAT_THREAD).start()
     with tempfile.TemporaryDirectory() as folder:
         capture = OutputCapture(folder, _OUTPUT_BYTES)
     capture.redirect_and_reopen()
-    reset_interpreter(warning_filters, own_threads=(_HEART, CONTROL_THREAD))
+    reset_interpreter(warning_filters, own_threads=(_HEARTBEAT_THREAD, CONTROL_THREAD))
     console = CellConsole(before_traceback=capture.free_middle)
     console.install_submit_function()
     kernel.start_console(key, console, capture, shell)
-    kernel.open_channels(OutputChannels(kernel.session, beside, control, iopub, pipes), stdin, capture, console)
+    kernel.open_channels(
+        OutputChannels(kernel.session, control_context, control, iopub, pipes), stdin, capture, console
+    )
     return kernel
 
 

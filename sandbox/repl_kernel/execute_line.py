@@ -18,8 +18,8 @@ MAX_ANSWER_CHARS = 65_536
 def create_main_module() -> types.ModuleType:
     """Return a new module `__main__`, as in a started interpreter. It replaces that of the running script."""
     module = types.ModuleType("__main__")
-    begun: dict[str, object] = {"__annotations__": {}} if sys.version_info < (3, 14) else {}
-    module.__dict__.update(__loader__=BuiltinImporter, **begun, __builtins__=builtins)
+    initial_names: dict[str, object] = {"__annotations__": {}} if sys.version_info < (3, 14) else {}
+    module.__dict__.update(__loader__=BuiltinImporter, **initial_names, __builtins__=builtins)
     sys.modules["__main__"] = module
     return module
 
@@ -48,8 +48,10 @@ class ReplConsole(code.InteractiveConsole):
         super().showsyntaxerror(filename, **source)
 
     def showtraceback(self) -> None:
-        kind = sys.exc_info()[0]
-        self.cell_status = "memory_limit" if kind is not None and issubclass(kind, MemoryError) else "exception"
+        error_type = sys.exc_info()[0]
+        self.cell_status = (
+            "memory_limit" if error_type is not None and issubclass(error_type, MemoryError) else "exception"
+        )
         self.on_traceback()
         _hide_own_frames(sys.exc_info()[1], self.hidden_file_prefixes)
         super().showtraceback()
@@ -104,7 +106,7 @@ class _OnlyKernelThreads:
 
     def match(self, message: str) -> bool:
         """Return True for the fork warning if only the kernel's threads run. `warnings` calls no other method."""
-        return "is multi-threaded" in message and all(each.name in self._own for each in threading.enumerate())
+        return "is multi-threaded" in message and all(thread.name in self._own for thread in threading.enumerate())
 
 
 def reset_interpreter(filters: Sequence[object], own_threads: Collection[str] = ()) -> None:
@@ -114,13 +116,13 @@ def reset_interpreter(filters: Sequence[object], own_threads: Collection[str] = 
         filters: `warnings.filters` before the imports.
         own_threads: names of the kernel's threads that run Python.
     """
-    now = warnings.filters
-    assert isinstance(now, list)
+    active_filters = warnings.filters
+    assert isinstance(active_filters, list)
     # This also clears the cache of the filters, whose name differs between versions of Python.
     warnings.resetwarnings()
-    now[:] = filters
+    active_filters[:] = filters
     if sys.version_info >= (3, 12):
-        now.insert(0, ("ignore", _OnlyKernelThreads(own_threads), DeprecationWarning, None, 0))
+        active_filters.insert(0, ("ignore", _OnlyKernelThreads(own_threads), DeprecationWarning, None, 0))
     sys.argv, sys.orig_argv = [""], ["python3"]
     sys.ps1, sys.ps2 = ">>> ", "... "
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from repl_kernel import libc_calls as system
-from repl_kernel import linux_namespaces as birth
-from repl_kernel import timeout_supervisor as keeper
+from repl_kernel import linux_namespaces as namespaces
+from repl_kernel import timeout_supervisor as supervisor
 from repl_kernel import workspace_setup as workspace
 from repl_kernel.execute_line import reset_interpreter
 from repl_kernel.output_capture import OutputCapture
@@ -62,12 +62,12 @@ class _Zygote:
     """Socket of its requests."""
     prepared: workspace.PreparedWorkspace | None = None
 
-    def receive_request(self) -> tuple[birth.ConsoleRequest, list[int]]:
+    def receive_request(self) -> tuple[namespaces.ConsoleRequest, list[int]]:
         """Return the next request, and the descriptors that come with it."""
         data, descriptors, _, _ = socket.recv_fds(self.host_socket, _MAX_REQUEST_BYTES, 3)
         if not data:
             os._exit(0)
-        return birth.ConsoleRequest(**json.loads(data)), descriptors
+        return namespaces.ConsoleRequest(**json.loads(data)), descriptors
 
     def close_in_child(self) -> list[int]:
         """Release its resources in a forked child. Return the descriptors that a supervisor must close as well."""
@@ -82,31 +82,36 @@ def _exit_with_message(message: str) -> NoReturn:
 
 
 def _fork_supervised(
-    request: birth.ConsoleRequest, connection: socket.socket, options: ForkServerOptions, unneeded: Sequence[int]
-) -> tuple[keeper.ConsoleFolders, OutputCapture]:
+    request: namespaces.ConsoleRequest,
+    connection: socket.socket,
+    options: ForkServerOptions,
+    unused_descriptors: Sequence[int],
+) -> tuple[supervisor.ConsoleFolders, OutputCapture]:
     """Isolate a forked child, and fork again. Return in the second child only; the first one supervises it.
 
-    Before the second child exists, the supervisor is closed to tracing, with its memory and descriptors. `unneeded`:
-    descriptors that the supervisor does not keep.
+    Before the second child exists, the supervisor is closed to tracing, with its memory and descriptors.
+    `unused_descriptors`: descriptors that the supervisor does not keep.
     """
-    place, isolate = None, options.isolate
+    folders, isolate = None, options.isolate
     try:
-        place = birth.enter_namespaces(request, options.kept) if options.isolate else birth.create_shared_folder()
-        keeper.send_handles(connection, place)
-        capture = birth.open_capture(request, place, isolate)
+        folders = (
+            namespaces.enter_namespaces(request, options.kept) if options.isolate else namespaces.create_shared_folder()
+        )
+        supervisor.send_handles(connection, folders)
+        capture = namespaces.open_capture(request, folders, isolate)
         if isolate:
-            birth.drop_privileges(station=request.prepares, keep_network=True)
+            namespaces.drop_privileges(forks_consoles=request.prepares, keep_network=True)
         # After the fork it may be too late, because the console does not wait for this process.
         system.set_dumpable(False)
         pid = os.fork()
         if pid:
-            for descriptor in unneeded:
+            for descriptor in unused_descriptors:
                 os.close(descriptor)
             if isolate:
-                birth.bring_up_loopback(place)
+                namespaces.bring_up_loopback(folders)
             # The namespace of a workspace process also contains its consoles, whose own supervisors count their time.
             cpu_s = request.cpu_s if isolate and not request.prepares else None
-            keeper.supervise(connection, pid, capture, place, owns_all=isolate, cpu_s=cpu_s)
+            supervisor.supervise(connection, pid, capture, folders, owns_all=isolate, cpu_s=cpu_s)
         if isolate:
             system.drop_remaining_capabilities()
         else:
@@ -114,47 +119,47 @@ def _fork_supervised(
         system.set_dumpable(True)
     except OSError as error:
         # The host may have cancelled the request before the birth.
-        if place is not None and place.is_temporary:
-            shutil.rmtree(place.folder, ignore_errors=True)
+        if folders is not None and folders.is_temporary:
+            shutil.rmtree(folders.folder, ignore_errors=True)
         _exit_with_message(str(error))
-    return place, capture
+    return folders, capture
 
 
 def _become_console(
     kernel: ReplKernel,
-    request: birth.ConsoleRequest,
+    request: namespaces.ConsoleRequest,
     descriptors: list[int],
     options: ForkServerOptions,
-    station: _Zygote,
+    zygote: _Zygote,
 ) -> None:
     """Turn the forked child into a console. Return in the console only."""
-    unneeded = station.close_in_child()
+    unused_descriptors = zygote.close_in_child()
     connection = socket.socket(fileno=descriptors[0])
     # Read the key before the supervisor reads orders from the same socket.
     key = connection.recv(_MAX_KEY_BYTES)
-    place, capture = _fork_supervised(request, connection, options, unneeded)
+    folders, capture = _fork_supervised(request, connection, options, unused_descriptors)
     try:
-        birth.become_console(kernel, request, key, connection, capture, place, options.isolate, station.prepared)
+        namespaces.become_console(kernel, request, key, connection, capture, folders, options.isolate, zygote.prepared)
     except OSError as error:
         _exit_with_message(str(error))
 
 
 def _become_zygote(
-    request: birth.ConsoleRequest, descriptors: list[int], options: ForkServerOptions, station: _Zygote
+    request: namespaces.ConsoleRequest, descriptors: list[int], options: ForkServerOptions, zygote: _Zygote
 ) -> _Zygote:
     """Turn the forked child into a workspace process. Return in that process only, when its workspace is made."""
-    station.close_in_child()
+    zygote.close_in_child()
     connection, channel = (socket.socket(fileno=descriptor) for descriptor in descriptors[:2])
-    place, capture = _fork_supervised(request, connection, options, descriptors[1:])
+    folders, capture = _fork_supervised(request, connection, options, descriptors[1:])
     connection.close()
     with open(descriptors[2], "rb") as file:
         content = file.read()
     try:
-        prepared = birth.become_zygote(request, capture, place, options.isolate, content)
-    except workspace.WorkspaceRefused as refused:
+        prepared = namespaces.become_zygote(request, capture, folders, options.isolate, content)
+    except workspace.WorkspaceRefused as error:
         # The reply is the problem, or an empty object.
-        said = {"place": refused.location, "value": refused.value, "problem": refused.problem}
-        channel.send(json.dumps({name: text[:_SHOWN_CHARS] for name, text in said.items()}).encode())
+        problem = {"place": error.location, "value": error.value, "problem": error.problem}
+        channel.send(json.dumps({name: text[:_SHOWN_CHARS] for name, text in problem.items()}).encode())
         os._exit(0)
     _ignore_dead_children()
     # Set it again, because the lines of the workspace can change it.
@@ -199,12 +204,12 @@ def run_fork_server(address: str, options: ForkServerOptions, filters: Sequence[
     gc.collect()
     gc.freeze()
     host.send(json.dumps({"python": sys.version_info[:3], "pid": os.getpid()}).encode())
-    station = _Zygote(host)
+    zygote = _Zygote(host)
     while True:
-        request, descriptors = station.receive_request()
+        request, descriptors = zygote.receive_request()
         try:
             # Only a fork server that is root receives a user id.
-            pid = birth.fork_as_init() if options.isolate and request.uid else system.fork()
+            pid = namespaces.fork_as_init() if options.isolate and request.uid else system.fork()
         except OSError as error:
             # No process or namespace is available. The host notices the closed connection.
             sys.stderr.write(f"repl_kernel: {error}\n")
@@ -213,7 +218,7 @@ def run_fork_server(address: str, options: ForkServerOptions, filters: Sequence[
             for descriptor in descriptors:
                 os.close(descriptor)
         elif request.prepares:
-            station = _become_zygote(request, descriptors, options, station)
+            zygote = _become_zygote(request, descriptors, options, zygote)
         else:
-            _become_console(kernel, request, descriptors, options, station)
+            _become_console(kernel, request, descriptors, options, zygote)
             return kernel

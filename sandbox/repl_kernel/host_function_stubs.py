@@ -20,7 +20,7 @@ import zmq
 from repl_kernel.wire import HostFunctionsMessage, LineRequest, MessageSigner, decode_host_reply, encode_host_call
 
 ZmqSocket = zmq.Socket[bytes]
-_LOOK_S = 0.01
+_POLL_S = 0.01
 """Interval at which a waiting thread checks for the end of the driving one, seconds."""
 
 
@@ -48,18 +48,18 @@ class HostChannel:
         self._slots: dict[int, _PendingCall] = {}
         self._numbers = itertools.count()
         self._outbox: SimpleQueue[list[bytes]] = SimpleQueue()
-        self._turn = threading.Lock()
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._socket_lock = threading.Lock()
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poller = zmq.Poller()
         self._poller.register(shell, zmq.POLLIN)
-        self._poller.register(self._wake, zmq.POLLIN)
+        self._poller.register(self._wake_fd, zmq.POLLIN)
         self._pid = os.getpid()
 
     def install(self) -> None:
         """Add the functions and `HostError` to the builtins, where `dir()` does not show them."""
         vars(builtins)["HostError"] = HostError
-        for name, about in self._offer.functions.items():
-            setattr(builtins, name, self._make_function(name, about))
+        for name, documentation in self._offer.functions.items():
+            setattr(builtins, name, self._make_function(name, documentation))
 
     def begin_line(self, line: LineRequest) -> None:
         """Make later calls belong to `line`."""
@@ -67,22 +67,22 @@ class HostChannel:
 
     def end_line(self) -> None:
         """End the line: the kernel owns the socket again, and calls that still wait fail."""
-        with _DelayedInterrupt(self._wake):
+        with _DelayedInterrupt(self._wake_fd):
             self._line = None
-            os.eventfd_write(self._wake, 1)
+            os.eventfd_write(self._wake_fd, 1)
             # Wait until no thread drives the socket, then drop unsent calls.
-            with self._turn, suppress(Empty):
+            with self._socket_lock, suppress(Empty):
                 for slot in list(self._slots.values()):
                     slot.answered_event.set()
                 while True:
                     self._outbox.get_nowait()
 
-    def _make_function(self, name: str, about: str) -> Callable[..., object]:
+    def _make_function(self, name: str, documentation: str) -> Callable[..., object]:
         def function(*args: object, **kwargs: object) -> object:
             return self._call(name, args, kwargs)
 
         function.__name__ = function.__qualname__ = name
-        function.__module__, function.__doc__ = "builtins", about
+        function.__module__, function.__doc__ = "builtins", documentation
         return function
 
     def _call(self, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
@@ -96,40 +96,42 @@ class HostChannel:
         self._slots[number] = slot
         try:
             self._outbox.put(encode_host_call(line, number, content, self._signer))
-            os.eventfd_write(self._wake, 1)
+            os.eventfd_write(self._wake_fd, 1)
             while slot.reply is None and self._line is line:
                 # Wait again after an interrupt that the program ignores.
-                with _DelayedInterrupt(self._wake) as struck:
-                    self._wait_for_reply(slot, line, struck)
+                with _DelayedInterrupt(self._wake_fd) as signals:
+                    self._wait_for_reply(slot, line, signals)
         finally:
             del self._slots[number]
         return _decode_reply(name, slot.reply)
 
     def _encode_call(self, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> bytes:
-        most = self._offer.argument_bytes
-        long = [len(value) for value in (*args, *kwargs.values()) if isinstance(value, str) and len(value) > most]
+        max_bytes = self._offer.argument_bytes
+        oversizes = [
+            len(value) for value in (*args, *kwargs.values()) if isinstance(value, str) and len(value) > max_bytes
+        ]
         # Long strings are refused before they are encoded, which would take time and memory.
-        if not long:
+        if not oversizes:
             try:
                 text = json.dumps({"name": name, "args": args, "kwargs": kwargs}, allow_nan=False)
             except (TypeError, ValueError, RecursionError) as error:
                 raise HostError(f"arguments of {name}() must be JSON values: {error}") from None
-            if len(text) <= most:
+            if len(text) <= max_bytes:
                 return text.encode()
-            long = [len(text)]
-        raise HostError(f"arguments of {name}() have {max(long)} bytes as JSON; at most {most} are allowed")
+            oversizes = [len(text)]
+        raise HostError(f"arguments of {name}() have {max(oversizes)} bytes as JSON; at most {max_bytes} are allowed")
 
-    def _wait_for_reply(self, slot: _PendingCall, line: LineRequest, struck: list[int]) -> None:
-        while not slot.answered_event.is_set() and self._line is line and not struck:
+    def _wait_for_reply(self, slot: _PendingCall, line: LineRequest, signals: list[int]) -> None:
+        while not slot.answered_event.is_set() and self._line is line and not signals:
             # Another thread drives the socket; look again soon, because it may stop.
-            if not self._turn.acquire(blocking=False):
-                slot.answered_event.wait(_LOOK_S)
+            if not self._socket_lock.acquire(blocking=False):
+                slot.answered_event.wait(_POLL_S)
                 continue
             try:
-                while slot.reply is None and self._line is line and not struck:
+                while slot.reply is None and self._line is line and not signals:
                     self._exchange_messages(line)
             finally:
-                self._turn.release()
+                self._socket_lock.release()
 
     def _exchange_messages(self, line: LineRequest) -> None:
         """Send all pending messages, then receive what has arrived, at least one message or wake-up."""
@@ -138,7 +140,7 @@ class HostChannel:
                 self._shell.send_multipart(self._outbox.get_nowait())
         self._poller.poll()
         with suppress(BlockingIOError):
-            os.eventfd_read(self._wake)
+            os.eventfd_read(self._wake_fd)
         with suppress(zmq.Again):
             while True:
                 reply = decode_host_reply(self._shell.recv_multipart(zmq.DONTWAIT), line.header, self._signer)
@@ -154,25 +156,25 @@ class _DelayedInterrupt:
     It is no generator, because a traceback leaves out only frames of this package.
     """
 
-    def __init__(self, wake: int) -> None:
-        self._wake = wake
-        self._struck: list[int] = []
-        self._here = threading.current_thread() is threading.main_thread()
+    def __init__(self, wake_fd: int) -> None:
+        self._wake_fd = wake_fd
+        self._signals: list[int] = []
+        self._is_main_thread = threading.current_thread() is threading.main_thread()
 
     def __enter__(self) -> list[int]:
-        if self._here:
-            self._before = signal.signal(signal.SIGINT, self._record_signal)
-        return self._struck
+        if self._is_main_thread:
+            self._previous_handler = signal.signal(signal.SIGINT, self._record_signal)
+        return self._signals
 
     def __exit__(self, *_: object) -> None:
-        if self._here:
-            signal.signal(signal.SIGINT, self._before)
-            if self._struck:
+        if self._is_main_thread:
+            signal.signal(signal.SIGINT, self._previous_handler)
+            if self._signals:
                 signal.raise_signal(signal.SIGINT)
 
     def _record_signal(self, number: int, _: object) -> None:
-        self._struck.append(number)
-        os.eventfd_write(self._wake, 1)
+        self._signals.append(number)
+        os.eventfd_write(self._wake_fd, 1)
 
 
 def _decode_reply(name: str, reply: bytes | None) -> object:

@@ -96,8 +96,8 @@ class OutputChannels:
         """`context`: ZeroMQ context of these two sockets only. `pipes`: see `open_pipes`."""
         self._session, self._context, self.control, self._iopub = session, context, control, iopub
         self._pipes = pipes
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._waiting: SimpleQueue[tuple[list[object], threading.Event]] = SimpleQueue()
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._pending_messages: SimpleQueue[tuple[list[object], threading.Event]] = SimpleQueue()
         self._pid = os.getpid()
         self._ended = False
         self._subscribed = threading.Event()
@@ -135,10 +135,10 @@ class OutputChannels:
         if threading.current_thread() is self._thread:
             self._iopub.send_multipart(frames)
             return
-        sent = threading.Event()
-        self._waiting.put((frames, sent))
-        os.eventfd_write(self._wake, 1)
-        sent.wait()
+        sent_event = threading.Event()
+        self._pending_messages.put((frames, sent_event))
+        os.eventfd_write(self._wake_fd, 1)
+        sent_event.wait()
 
     def flush(self) -> None:
         """Publish all earlier output."""
@@ -152,7 +152,7 @@ class OutputChannels:
     def end_process(self) -> None:
         """End the process, once all published messages are on their way."""
         self._ended = True
-        os.eventfd_write(self._wake, 1)
+        os.eventfd_write(self._wake_fd, 1)
 
     def _run(self) -> None:
         """Serve, and end the process with the thread, because a silent kernel would keep its client waiting."""
@@ -163,15 +163,15 @@ class OutputChannels:
 
     def _run_loop(self) -> None:
         poller = zmq.Poller()
-        for source in (self.control, self._iopub, self._wake, *(pipe.fd for pipe in self._pipes)):
+        for source in (self.control, self._iopub, self._wake_fd, *(pipe.fd for pipe in self._pipes)):
             poller.register(source, zmq.POLLIN)
         while not self._ended:
-            ready = dict(poller.poll())
+            events = dict(poller.poll())
             # Only output is ready: wait for more, unless a message must be sent.
-            if not ready.keys() - {pipe.fd for pipe in self._pipes}:
-                select.select([self._wake], [], [], _GATHER_S)
+            if not events.keys() - {pipe.fd for pipe in self._pipes}:
+                select.select([self._wake_fd], [], [], _GATHER_S)
             self._publish_pending()
-            if self.control in ready:
+            if self.control in events:
                 self.on_control(self.control.recv_multipart())
         self._publish_pending()
         for socket in (self.control, self._iopub):
@@ -186,22 +186,22 @@ class OutputChannels:
         while self._iopub.getsockopt(zmq.EVENTS) & zmq.POLLIN:
             self._on_subscription(self._iopub.recv())
         with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._wake)
+            os.eventfd_read(self._wake_fd)
         # Take the messages before the output is read, since they must not overtake earlier output.
         messages = []
         with contextlib.suppress(Empty):
             while True:
-                messages.append(self._waiting.get_nowait())
+                messages.append(self._pending_messages.get_nowait())
         for pipe in self._pipes:
             text = pipe.read()
             if text and not self.is_silent:
                 content = {"name": pipe.name, "text": text}
                 ident = f"stream.{pipe.name}".encode()
                 self._session.send(self._iopub, "stream", content, parent=self.parent_header, ident=ident)
-        for frames, sent in messages:
+        for frames, sent_event in messages:
             if frames:
                 self._iopub.send_multipart(frames)
-            sent.set()
+            sent_event.set()
 
     def _on_subscription(self, subscription: bytes) -> None:
         """Add a client, and send it a message from which on it misses nothing; or remove a client."""
@@ -250,10 +250,10 @@ class CellHistory:
     def search(self, pattern: str, n: int | None, *, unique: bool) -> list[HistoryEntry]:
         """Return the last `n` cells whose source matches a glob pattern. `unique`: each source once, at its last
         run."""
-        found: Iterable[HistoryEntry] = [e for e in self._entries if fnmatch.fnmatchcase(e.source, pattern)]
+        entries: Iterable[HistoryEntry] = [e for e in self._entries if fnmatch.fnmatchcase(e.source, pattern)]
         if unique:
-            found = sorted({entry.source: entry for entry in found}.values(), key=lambda entry: entry.line)
-        return _take_last(list(found), n)
+            entries = sorted({entry.source: entry for entry in entries}.values(), key=lambda entry: entry.line)
+        return _take_last(list(entries), n)
 
 
 def _take_last(entries: list[HistoryEntry], n: int | None) -> list[HistoryEntry]:
@@ -384,10 +384,10 @@ class JupyterKernel(ReplKernel):
         """Run a cell, publish its output, and reply."""
         content = parent["content"]
         silent = bool(content.get("silent", False))
-        remember = bool(content.get("store_history", True)) and not silent
+        store_history = bool(content.get("store_history", True)) and not silent
         self._allow_stdin = bool(content.get("allow_stdin", False))
         self._result, self._pages = None, []
-        self.execution_count += remember
+        self.execution_count += store_history
         self._channels.set_parent(parent, silent=silent)
         if not silent:
             self._publish_execute_input(content["code"], parent, self.execution_count)
@@ -402,7 +402,7 @@ class JupyterKernel(ReplKernel):
                 self._abort_pending(stream)
             error = {name: reply[name] for name in ("ename", "evalue", "traceback")}
             self.send_response(self.iopub_socket, "error", error, ident=self._topic("error"))
-        if remember:
+        if store_history:
             self._history.add_entry(HistoryEntry(self.execution_count, str(content["code"]), self._result))
         self.session.send(stream, "execute_reply", reply, parent, ident=ident)
 
@@ -436,8 +436,8 @@ class JupyterKernel(ReplKernel):
         if failure is not None:
             # Ask the client to end the session, as `exit()` does.
             payload.append({"source": "ask_exit", "keepkernel": False})
-        asked = expressions if isinstance(expressions, dict) else {}
-        values = {name: self._evaluate_expression(code) for name, code in asked.items()}
+        requested = expressions if isinstance(expressions, dict) else {}
+        values = {name: self._evaluate_expression(code) for name, code in requested.items()}
         return {
             "status": "ok",
             "execution_count": self.execution_count,
@@ -450,7 +450,7 @@ class JupyterKernel(ReplKernel):
         values: list[object] = []
         failure = self._run_interruptible(lambda: self._console.run_cell(code, values.append))
         if failure is None and not values:
-            failure = CellError("SyntaxError", "this is no expression", ["SyntaxError: this is no expression"])
+            failure = CellError("SyntaxError", "this is not an expression", ["SyntaxError: this is not an expression"])
         if failure is not None:
             return {
                 "status": "error",
@@ -474,9 +474,9 @@ class JupyterKernel(ReplKernel):
         self._publish("execute_result", content)
         vars(builtins)["_"] = value
 
-    def _publish(self, kind: str, content: MimeBundle) -> None:
+    def _publish(self, message_type: str, content: MimeBundle) -> None:
         if not self._channels.is_silent:
-            self.send_response(self.iopub_socket, kind, content, ident=self._topic(kind))
+            self.send_response(self.iopub_socket, message_type, content, ident=self._topic(message_type))
 
     # Requests of a program to the client.
 
@@ -525,12 +525,12 @@ class JupyterKernel(ReplKernel):
     ) -> dict[str, object]:
         """Return cells that ran. `raw` makes no difference, because input is never transformed."""
         if hist_access_type == "range":
-            found = self._history.get_range(session or SESSION, start or 0, stop)
+            entries = self._history.get_range(session or SESSION, start or 0, stop)
         elif hist_access_type == "search":
-            found = self._history.search(pattern or "*", n, unique=unique)
+            entries = self._history.search(pattern or "*", n, unique=unique)
         else:
-            found = self._history.get_tail(n)
-        rows = [(SESSION, e.line, (e.source, e.output) if output else e.source) for e in found]
+            entries = self._history.get_tail(n)
+        rows = [(SESSION, e.line, (e.source, e.output) if output else e.source) for e in entries]
         return {"status": "ok", "history": rows}
 
     async def _reject_comm(self, stream: ZmqSocket, ident: list[bytes], parent: JupyterMessage) -> None:

@@ -29,7 +29,7 @@ if __name__ == "__main__":
 
 import zmq
 
-from repl_kernel import timeout_supervisor as keeper
+from repl_kernel import timeout_supervisor as supervisor
 from repl_kernel.fork_server import ForkServerOptions, run_fork_server
 from repl_kernel.wire import CALL_HEADER, DELIMITER, LINE_METADATA, MessageSigner
 
@@ -38,8 +38,8 @@ RelayRequest: TypeAlias = "dict[str, str | float | None]"
 
 _PACKET_BYTES = 65_536
 _READY_S = 30.0
-_NEWS_S = 2.0
-_CALLS_A_LINE = 16_384
+_DEATH_REPORT_S = 2.0
+_MAX_CALLS_PER_LINE = 16_384
 """Maximum calls per line, as on the host. Further calls get no answer, and the line times out."""
 _TOO_LATE = b'{"error": "the time of the line is over"}'
 
@@ -56,7 +56,7 @@ class SupervisedProcess:
         self.pidfd = self.folder = -1
         self.is_ready = False
         self.death_info: RelayReply | None = None
-        self._words = bytearray()
+        self._output = bytearray()
 
     def wait(self, deadline: float) -> None:
         """Wait until it is ready or dead.
@@ -69,11 +69,11 @@ class SupervisedProcess:
                 raise ConsoleUnavailable(f"a console was not ready after {_READY_S:g} s")
             self.read_packet()
 
-    def send_order(self, what: bytes) -> None:
+    def send_order(self, order: bytes) -> None:
         """Interrupt or kill it."""
         with suppress(OSError):
             # It is gone; its death is about to be read.
-            self.own_socket.send(what)
+            self.own_socket.send(order)
 
     def read_packet(self) -> None:
         """Read one packet of its supervisor."""
@@ -82,19 +82,19 @@ class SupervisedProcess:
         except OSError:
             packet, descriptors = b"", []
         # An empty packet means that the supervisor has closed its end.
-        kind, rest = packet[:1], packet[1:]
-        if kind == keeper.BORN:
+        packet_type, rest = packet[:1], packet[1:]
+        if packet_type == supervisor.FORKED:
             self.pidfd, self.folder = descriptors
-        elif kind == keeper.READY:
+        elif packet_type == supervisor.READY:
             self.is_ready = True
-        elif kind == keeper.TEXT:
-            self._words += rest
-        elif kind in (keeper.DIED, b""):
-            news = json.loads(rest) if kind else {"code": None, "cut": False}
+        elif packet_type == supervisor.TEXT:
+            self._output += rest
+        elif packet_type in (supervisor.DIED, b""):
+            report = json.loads(rest) if packet_type else {"code": None, "cut": False}
             self.death_info = {
-                "death": news["code"],
-                "text": self._words.decode("utf-8", "replace"),
-                "cut": news["cut"],
+                "death": report["code"],
+                "text": self._output.decode("utf-8", "replace"),
+                "cut": report["cut"],
             }
 
     def destroy(self) -> None:
@@ -108,87 +108,89 @@ class SupervisedProcess:
 class ConsoleRelay:
     """Server of the requests on standard input."""
 
-    def __init__(self, fork_server: socket.socket, log: int, ask_back: Callable[[bytes], bytes]) -> None:
-        """`log`: file with the last messages of the fork server; `ask_back`: function that returns the answer to a
+    def __init__(self, fork_server: socket.socket, log: int, call_host: Callable[[bytes], bytes]) -> None:
+        """`log`: file with the last messages of the fork server; `call_host`: function that returns the answer to a
         call."""
-        self._fork_server, self._log, self._ask_back = fork_server, log, ask_back
+        self._fork_server, self._log, self._call_host = fork_server, log, call_host
         # Wait for the greeting of the fork server.
         self._alive = bool(fork_server.recv(_PACKET_BYTES))
         self._channel: socket.socket | None = None
-        self._made: list[SupervisedProcess] = []
+        self._processes: list[SupervisedProcess] = []
         self._console: SupervisedProcess | None = None
         self._key = secrets.token_hex(32)
         self._signer = MessageSigner(self._key.encode())
 
-    def start_console(self, asked: RelayRequest) -> RelayReply:
+    def start_console(self, request: RelayRequest) -> RelayReply:
         """Start the console. With `content`, it begins with a workspace, which is refused if it cannot be made."""
         # End the previous console and workspace.
-        for made in self._made:
-            made.destroy()
-        self._made.clear()
+        for process in self._processes:
+            process.destroy()
+        self._processes.clear()
         self._console = self._channel = None
-        limits = json.loads(str(asked["limits"]))
-        if asked["content"] is not None:
-            refused = self._prepare_workspace(limits, zlib.decompress(base64.b64decode(str(asked["content"]))))
-            if refused:
-                return {"refused": refused}
+        limits = json.loads(str(request["limits"]))
+        if request["content"] is not None:
+            problem = self._prepare_workspace(limits, zlib.decompress(base64.b64decode(str(request["content"]))))
+            if problem:
+                return {"refused": problem}
         # Fork from the workspace process, or else from the fork server.
         source = self._channel or self._fork_server
         console = self._fork_process(source, {**limits, "prepares": False}, [], self._key.encode())
         console.wait(time.monotonic() + _READY_S)
         if console.death_info is not None:
-            raise ConsoleUnavailable(f"a console died at birth: {self._get_log_tail()}")
+            raise ConsoleUnavailable(f"a console died at its start: {self._get_log_tail()}")
         self._console = console
         self._connect_to_console(console)
         return {"python": list(sys.version_info[:3])}
 
     def _fork_process(
-        self, source: socket.socket, request: RelayReply, others: Sequence[int], key: bytes = b""
+        self, source: socket.socket, request: RelayReply, descriptors: Sequence[int], key: bytes = b""
     ) -> SupervisedProcess:
         if not self._alive:
             raise ConsoleUnavailable(self._get_log_tail())
-        made = SupervisedProcess()
-        self._made.append(made)
+        process = SupervisedProcess()
+        self._processes.append(process)
         # The key travels on the console's own socket, which the fork server does not read.
         if key:
-            made.own_socket.send(key)
-        with made.child_socket:
-            socket.send_fds(source, [json.dumps(request).encode()], [made.child_socket.fileno(), *others])
-        return made
+            process.own_socket.send(key)
+        with process.child_socket:
+            socket.send_fds(source, [json.dumps(request).encode()], [process.child_socket.fileno(), *descriptors])
+        return process
 
     def _get_log_tail(self) -> str:
-        words = os.pread(self._log, _PACKET_BYTES, max(0, os.fstat(self._log).st_size - _PACKET_BYTES))
-        return words.decode("utf-8", "replace").strip() or "it said nothing"
+        tail = os.pread(self._log, _PACKET_BYTES, max(0, os.fstat(self._log).st_size - _PACKET_BYTES))
+        return tail.decode("utf-8", "replace").strip() or "it printed nothing"
 
     def _prepare_workspace(self, limits: RelayReply, content: bytes) -> RelayReply | None:
         """Make a workspace, from which the console is forked. Return its problem, or None if it was made."""
-        self._channel, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel, their_channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         channel = self._channel
-        with tempfile.TemporaryFile() as file, other:
+        with tempfile.TemporaryFile() as file, their_channel:
             file.write(content)
             file.seek(0)
-            made = self._fork_process(self._fork_server, {**limits, "prepares": True}, [other.fileno(), file.fileno()])
+            process = self._fork_process(
+                self._fork_server, {**limits, "prepares": True}, [their_channel.fileno(), file.fileno()]
+            )
         # Wait for the reply; past the limit, interrupt the lines of the workspace.
         limit_s, grace_s = float(str(limits["cpu_s"])), 0.5
         if not _wait_readable([channel], time.monotonic() + limit_s):
-            made.send_order(keeper.INTERRUPT)
+            process.send_order(supervisor.INTERRUPT)
             if not _wait_readable([channel], time.monotonic() + grace_s):
-                slow = f"it takes more than {limit_s:g} s"
-                return {"place": "its end", "value": "deaf to interrupts", "problem": slow}
+                timeout_problem = f"it takes more than {limit_s:g} s"
+                return {"place": "its end", "value": "ignores interrupts", "problem": timeout_problem}
         # An empty packet means that the process ended.
         packet = channel.recv(_PACKET_BYTES)
         if packet:
-            said: RelayReply = json.loads(packet)
-            return said or None
-        self._wait_for_death(made)
-        code = (made.death_info or {}).get("death")
+            result: RelayReply = json.loads(packet)
+            return result or None
+        self._wait_for_death(process)
+        code = (process.death_info or {}).get("death")
         problem = f"it ended its process ({code}) while it was made; it may take too much memory or time"
-        return {"place": "its end", "value": str((made.death_info or {}).get("text", ""))[-200:], "problem": problem}
+        return {"place": "its end", "value": str((process.death_info or {}).get("text", ""))[-200:], "problem": problem}
 
-    def _wait_for_death(self, made: SupervisedProcess) -> None:
-        deadline = time.monotonic() + _NEWS_S
-        while made.death_info is None and _wait_readable([made.own_socket], deadline):
-            made.read_packet()
+    def _wait_for_death(self, process: SupervisedProcess) -> None:
+        deadline = time.monotonic() + _DEATH_REPORT_S
+        while process.death_info is None and _wait_readable([process.own_socket], deadline):
+            process.read_packet()
 
     def _connect_to_console(self, console: SupervisedProcess) -> None:
         self._shell = zmq.Context.instance().socket(zmq.DEALER)
@@ -197,16 +199,18 @@ class ConsoleRelay:
         self._shell.reconnect_ivl = -1
         self._shell.connect(f"ipc:///proc/self/fd/{console.folder}/shell")
 
-    def run_line(self, asked: RelayRequest) -> RelayReply:
+    def run_line(self, request: RelayRequest) -> RelayReply:
         """Run a line. Return its reply, or how the console died."""
         assert self._console is not None
         header = json.dumps({"msg_id": secrets.token_hex(16), "msg_type": "execute_request"}).encode()
-        offer = asked["offer"]
-        content = {"code": asked["code"], **({"host": json.loads(str(offer))} if offer is not None else {})}
+        offer = request["offer"]
+        content = {"code": request["code"], **({"host": json.loads(str(offer))} if offer is not None else {})}
         if not self._send_message([header, b"{}", LINE_METADATA, json.dumps(content).encode()]):
             # The console closed its connection, so no reply can come any more.
-            self._console.send_order(keeper.KILL)
-        return self._wait_for_reply(self._console, header, float(str(asked["timeout_s"])), float(str(asked["grace_s"])))
+            self._console.send_order(supervisor.KILL)
+        return self._wait_for_reply(
+            self._console, header, float(str(request["timeout_s"])), float(str(request["grace_s"]))
+        )
 
     def _send_message(self, body: list[bytes]) -> bool:
         """Send a message. Return False if the console does not accept it."""
@@ -220,7 +224,7 @@ class ConsoleRelay:
     ) -> RelayReply:
         deadline, calls = time.monotonic() + timeout_s, 0
         # At the deadline, first interrupt the line, then kill the console, then its supervisor.
-        steps = [(keeper.INTERRUPT, grace_s), (keeper.KILL, _NEWS_S)]
+        steps = [(supervisor.INTERRUPT, grace_s), (supervisor.KILL, _DEATH_REPORT_S)]
         interrupted = False
         while True:
             frames = self._receive_next(console, deadline)
@@ -235,7 +239,7 @@ class ConsoleRelay:
                 interrupted, deadline = True, time.monotonic() + more_s
             elif frames[2] == CALL_HEADER:
                 calls += 1
-                if calls <= _CALLS_A_LINE:
+                if calls <= _MAX_CALLS_PER_LINE:
                     deadline += self._answer_call(frames, late=interrupted)
             else:
                 return {"reply": json.loads(frames[5])["repl"], "interrupted": interrupted}
@@ -247,43 +251,43 @@ class ConsoleRelay:
         poller.register(console.own_socket, zmq.POLLIN)
         poller.register(0, zmq.POLLIN)
         while True:
-            ready = dict(poller.poll(max(0.0, deadline - time.monotonic()) * 1000))
-            if 0 in ready:
+            events = dict(poller.poll(max(0.0, deadline - time.monotonic()) * 1000))
+            if 0 in events:
                 # No request comes while a line runs, so the kernel is gone.
                 os._exit(0)
             while self._shell.poll(0):
                 frames = self._shell.recv_multipart()
-                late = time.monotonic() > deadline
+                is_late = time.monotonic() > deadline
                 signed = len(frames) == 6 and frames[0] == DELIMITER and self._signer.sign(frames[2:]) == frames[1]
                 # Past the deadline, a reply is still taken, but no call.
-                if signed and not (late and frames[2] == CALL_HEADER):
+                if signed and not (is_late and frames[2] == CALL_HEADER):
                     return frames
                 # A console can send faster than this loop reads, so the loop must also end at the deadline.
-                if late:
+                if is_late:
                     return None
-            if console.own_socket.fileno() in ready:
+            if console.own_socket.fileno() in events:
                 console.read_packet()
             # A last message may arrive just after the notice of a death.
             if console.death_info is not None and not self._shell.poll(50):
                 return None
-            if not ready:
+            if not events:
                 return None
 
     def _answer_call(self, frames: list[bytes], *, late: bool) -> float:
         """Answer a call. Return the seconds that this took, during which the line's clock is paused."""
-        begun = time.monotonic()
-        answer = _TOO_LATE if late else self._ask_back(frames[5])
+        start = time.monotonic()
+        answer = _TOO_LATE if late else self._call_host(frames[5])
         self._send_message([CALL_HEADER, frames[3], frames[4], answer])
-        return time.monotonic() - begun
+        return time.monotonic() - start
 
 
 def _wait_readable(sockets: list[socket.socket], deadline: float) -> bool:
     return bool(select.select(sockets, [], [], max(0.0, deadline - time.monotonic()))[0])
 
 
-def _handle_request(relay: ConsoleRelay, asked: RelayRequest) -> RelayReply:
+def _handle_request(relay: ConsoleRelay, request: RelayRequest) -> RelayReply:
     try:
-        return relay.start_console(asked) if asked["do"] == "begin" else relay.run_line(asked)
+        return relay.start_console(request) if request["do"] == "begin" else relay.run_line(request)
     except (ConsoleUnavailable, OSError, ValueError, KeyError) as error:
         return {"fault": str(error) or type(error).__name__}
 
@@ -291,18 +295,18 @@ def _handle_request(relay: ConsoleRelay, asked: RelayRequest) -> RelayReply:
 def run_relay(fork_server: socket.socket, log: int) -> None:
     """Answer requests until the kernel is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    asked, told = sys.stdin.buffer, sys.stdout.buffer
+    stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
 
     def read_line() -> bytes:
-        read = asked.readline()
-        if not read:
+        line = stdin.readline()
+        if not line:
             # The kernel is gone.
             os._exit(0)
-        return read
+        return line
 
-    def write_line(said: bytes) -> None:
-        told.write(said + b"\n")
-        told.flush()
+    def write_line(reply: bytes) -> None:
+        stdout.write(reply + b"\n")
+        stdout.flush()
 
     def call_host(call: bytes) -> bytes:
         write_line(b"?" + base64.b64encode(call))

@@ -45,10 +45,10 @@ with open("/proc/sys/kernel/cap_last_cap") as _file:
     _LAST_CAPABILITY = int(_file.read())
 
 
-def _raise_on_error(result: int, what: str) -> None:
+def _raise_on_error(result: int, call_name: str) -> None:
     if result == -1:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{call_name}: {os.strerror(number)}")
 
 
 def _prctl(option: int, *arguments: int) -> None:
@@ -71,16 +71,18 @@ def unshare_namespaces(flags: int) -> None:
     _raise_on_error(_libc.unshare(flags), "unshare")
 
 
-def enter_namespace(fd: int, kind: int) -> None:
+def enter_namespace(fd: int, namespace_type: int) -> None:
     """Move this process (for CLONE_NEWPID: its future children) into the namespace that `fd` refers to."""
-    _raise_on_error(_libc.setns(fd, kind), "setns")
+    _raise_on_error(_libc.setns(fd, namespace_type), "setns")
 
 
-def mount(source: str, target: str, kind: str, flags: int = 0, options: str = "") -> None:
+def mount(source: str, target: str, filesystem_type: str, flags: int = 0, options: str = "") -> None:
     """Call mount(2)."""
     _raise_on_error(
-        _libc.mount(os.fsencode(source), os.fsencode(target), kind.encode(), ctypes.c_ulong(flags), options.encode()),
-        f"mount {kind or source} on {target}",
+        _libc.mount(
+            os.fsencode(source), os.fsencode(target), filesystem_type.encode(), ctypes.c_ulong(flags), options.encode()
+        ),
+        f"mount {filesystem_type or source} on {target}",
     )
 
 
@@ -138,8 +140,8 @@ def drop_bounding_set() -> None:
     """Prevent every program that this process executes from gaining a capability. The process keeps those it has."""
     for capability in range(_LAST_CAPABILITY + 1):
         # If bubblewrap left none, as for a user other than root, the process has no right to drop any.
-        dropped = _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
-        if dropped == -1 and _libc.prctl(_PR_CAPBSET_READ, capability, 0, 0, 0) != 0:
+        result = _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
+        if result == -1 and _libc.prctl(_PR_CAPBSET_READ, capability, 0, 0, 0) != 0:
             _raise_on_error(-1, f"prctl({_PR_CAPBSET_DROP})")
 
 

@@ -49,7 +49,7 @@ _TCP_BUFFER_BYTES = "4096 65536 131072"
 """Minimum, initial and maximum buffer size of a TCP socket."""
 _FILTER = system.Filter(seccomp.build_filter())
 """seccomp filter of a console. The fork server makes it once, because a console may not be able to read the list."""
-_STATION_FILTER = system.Filter(seccomp.build_filter(allowed=("unshare", "mount")))
+_ZYGOTE_FILTER = system.Filter(seccomp.build_filter(allowed=("unshare", "mount")))
 """seccomp filter of a workspace process, whose children must still leave its namespaces. They add `_FILTER`."""
 
 
@@ -79,7 +79,7 @@ def fork_as_init() -> int:
         OSError: no further namespace is available; nothing was forked.
     """
     pid = -1
-    own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    own_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     try:
         system.unshare_namespaces(system.CLONE_NEWPID)
         try:
@@ -87,16 +87,16 @@ def fork_as_init() -> int:
         finally:
             if pid:
                 # Only the parent returns to its own namespace.
-                system.enter_namespace(own, system.CLONE_NEWPID)
+                system.enter_namespace(own_namespace, system.CLONE_NEWPID)
     finally:
-        os.close(own)
+        os.close(own_namespace)
     return pid
 
 
-def enter_namespaces(request: ConsoleRequest, kept: Sequence[str]) -> ConsoleFolders:
+def enter_namespaces(request: ConsoleRequest, visible_paths: Sequence[str]) -> ConsoleFolders:
     """Leave every namespace of the fork server. Return in process 1 of the new namespaces.
 
-    `kept`: paths in the console's private folders that must stay visible.
+    `visible_paths`: paths in the console's private folders that must stay visible.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     output_bytes = _OUTPUT_SLACK_BYTES + 4 * request.output_bytes
@@ -104,7 +104,7 @@ def enter_namespaces(request: ConsoleRequest, kept: Sequence[str]) -> ConsoleFol
     if request.uid:
         # As root, mount first: a user namespace may not mount a /proc of which bubblewrap has covered parts.
         system.unshare_namespaces(_NAMESPACES)
-        mount_console_folders(sizes, kept)
+        mount_console_folders(sizes, visible_paths)
         proc = open_proc(sealed=not request.prepares)
         os.setgroups([])
         os.setresgid(request.uid, request.uid, request.uid)
@@ -119,18 +119,18 @@ def enter_namespaces(request: ConsoleRequest, kept: Sequence[str]) -> ConsoleFol
         os.close(outside)
         if system.fork():
             os._exit(0)
-        mount_console_folders(sizes, kept)
+        mount_console_folders(sizes, visible_paths)
         proc = open_proc(sealed=not request.prepares)
     _limit_socket_buffers(proc)
     os.close(proc)
     loopback = os.eventfd(0, os.EFD_CLOEXEC)
-    return ConsoleFolders(FOLDER, choose_working_folder(kept), is_temporary=False, loopback_ready_fd=loopback)
+    return ConsoleFolders(FOLDER, choose_working_folder(visible_paths), is_temporary=False, loopback_ready_fd=loopback)
 
 
-def _enter_user_namespace(others: int, proc: int) -> None:
-    """Move into a new user namespace, and into its namespaces `others`. `proc`: descriptor of a writable /proc."""
+def _enter_user_namespace(other_flags: int, proc: int) -> None:
+    """Move into a new user namespace, and into those of `other_flags`. `proc`: descriptor of a writable /proc."""
     uid, gid = os.getuid(), os.getgid()
-    system.unshare_namespaces(system.CLONE_NEWUSER | others)
+    system.unshare_namespaces(system.CLONE_NEWUSER | other_flags)
     maps = {"setgroups": "deny", "uid_map": f"{CONSOLE_UID} {uid} 1", "gid_map": f"{CONSOLE_UID} {gid} 1"}
     for name, text in maps.items():
         _write_proc(proc, f"self/{name}", text)
@@ -148,31 +148,31 @@ def _write_proc(proc: int, name: str, text: str) -> None:
     os.close(file)
 
 
-def drop_privileges(station: bool = False, *, keep_network: bool = False) -> None:
+def drop_privileges(forks_consoles: bool = False, *, keep_network: bool = False) -> None:
     """Give up all capabilities, all ways to gain one, and all system calls that a computation does not need.
 
-    `station`: the process may still fork consoles. `keep_network`: as in `system.drop_capabilities`.
+    `forks_consoles`: the process may still fork consoles. `keep_network`: as in `system.drop_capabilities`.
     """
     system.drop_capabilities(keep_network=keep_network)
     system.forbid_new_privileges()
-    system.install_seccomp_filter(_STATION_FILTER if station else _FILTER)
+    system.install_seccomp_filter(_ZYGOTE_FILTER if forks_consoles else _FILTER)
 
 
-def bring_up_loopback(place: ConsoleFolders) -> None:
+def bring_up_loopback(folders: ConsoleFolders) -> None:
     """Bring up the loopback interface, then give up the right to. The supervisor does this while its console starts.
 
     The Linux kernel may take milliseconds on a busy machine, and the console would otherwise wait for them.
     """
     system.bring_up_loopback()
     system.drop_remaining_capabilities()
-    os.eventfd_write(place.loopback_ready_fd, 1)
-    os.close(place.loopback_ready_fd)
+    os.eventfd_write(folders.loopback_ready_fd, 1)
+    os.close(folders.loopback_ready_fd)
 
 
-def _wait_for_loopback(place: ConsoleFolders) -> None:
-    if place.loopback_ready_fd >= 0:
-        os.eventfd_read(place.loopback_ready_fd)
-        os.close(place.loopback_ready_fd)
+def _wait_for_loopback(folders: ConsoleFolders) -> None:
+    if folders.loopback_ready_fd >= 0:
+        os.eventfd_read(folders.loopback_ready_fd)
+        os.close(folders.loopback_ready_fd)
 
 
 def create_shared_folder() -> ConsoleFolders:
@@ -187,11 +187,11 @@ def create_shared_folder() -> ConsoleFolders:
     return ConsoleFolders(folder, scratch, is_temporary=True)
 
 
-def open_capture(request: ConsoleRequest, place: ConsoleFolders, isolated: bool) -> OutputCapture:
+def open_capture(request: ConsoleRequest, folders: ConsoleFolders, isolated: bool) -> OutputCapture:
     """Open the file that receives the console's output."""
     if isolated:
-        return OutputCapture(place.folder, request.output_bytes)
-    folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else place.folder
+        return OutputCapture(folders.folder, request.output_bytes)
+    folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else folders.folder
     with tempfile.TemporaryDirectory(prefix="repl-rl-", dir=folder) as unique:
         return OutputCapture(unique, request.output_bytes, _compute_max_file_bytes(request))
 
@@ -202,7 +202,7 @@ def become_console(
     key: bytes,
     connection: socket.socket,
     capture: OutputCapture,
-    place: ConsoleFolders,
+    folders: ConsoleFolders,
     isolated: bool,
     prepared: workspace.PreparedWorkspace | None,
 ) -> None:
@@ -215,7 +215,7 @@ def become_console(
 
     `prepared`: workspace that this process was forked with; None means that its console starts empty.
     """
-    _redirect_process(capture, place)
+    _redirect_process(capture, folders)
     if prepared is not None:
         workspace.copy_files(prepared.folder_fd)
         os.close(prepared.folder_fd)
@@ -224,29 +224,29 @@ def become_console(
     elif "numpy.random" in sys.modules:
         # `random` seeds itself after a fork, but numpy only at its import.
         sys.modules["numpy.random"].seed()
-    _start_kernel(kernel, key, capture, place, prepared.console if prepared else ReplConsole())
+    _start_kernel(kernel, key, capture, folders, prepared.console if prepared else ReplConsole())
     # READY also means that the loopback interface is up.
-    _wait_for_loopback(place)
+    _wait_for_loopback(folders)
     connection.send(READY)
     connection.close()
-    for kind, pair in _compute_rlimits(request, isolated).items():
-        _, hard = resource.getrlimit(kind)
+    for limit, pair in _compute_rlimits(request, isolated).items():
+        _, hard = resource.getrlimit(limit)
         # A process cannot raise a hard limit.
         ceiling = pair[1] if hard == resource.RLIM_INFINITY else min(pair[1], hard)
-        resource.setrlimit(kind, (min(pair[0], ceiling), ceiling))
+        resource.setrlimit(limit, (min(pair[0], ceiling), ceiling))
 
 
 def become_zygote(
-    request: ConsoleRequest, capture: OutputCapture, place: ConsoleFolders, isolated: bool, content: bytes
+    request: ConsoleRequest, capture: OutputCapture, folders: ConsoleFolders, isolated: bool, content: bytes
 ) -> workspace.PreparedWorkspace:
     """Make a workspace in this process, within the limits of a console, and keep nothing that its children would share.
 
     Raises:
         WorkspaceRefused: the workspace cannot be made.
     """
-    _wait_for_loopback(place)
+    _wait_for_loopback(folders)
     outside = os.environ.get("TMPDIR", "/tmp")
-    _redirect_process(capture, place)
+    _redirect_process(capture, folders)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with _apply_soft_limits(_compute_rlimits(request, isolated)):
         prepared = workspace.build_workspace(content)
@@ -262,28 +262,28 @@ def become_zygote(
     return prepared
 
 
-def _redirect_process(capture: OutputCapture, place: ConsoleFolders) -> None:
+def _redirect_process(capture: OutputCapture, folders: ConsoleFolders) -> None:
     """Begin as a process that runs user code, with its own process group, folder and output, and without input."""
     os.setsid()
     null = os.open("/dev/null", os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    os.chdir(place.scratch)
+    os.chdir(folders.scratch)
     # Container engines set HOSTNAME.
     os.environ.pop("HOSTNAME", None)
-    os.environ["HOME"] = os.environ["TMPDIR"] = place.scratch
+    os.environ["HOME"] = os.environ["TMPDIR"] = folders.scratch
     tempfile.tempdir = None
     capture.redirect_and_reopen()
 
 
 def _start_kernel(
-    kernel: ReplKernel, key: bytes, capture: OutputCapture, place: ConsoleFolders, repl: ReplConsole
+    kernel: ReplKernel, key: bytes, capture: OutputCapture, folders: ConsoleFolders, repl: ReplConsole
 ) -> None:
     context = zmq.Context()
     shell = context.socket(zmq.ROUTER)
     shell.linger = _SENDING_MS
-    folder = place.folder
-    if place.is_temporary:
+    folder = folders.folder
+    if folders.is_temporary:
         # The length of a socket's address is limited, and a folder of the machine may have a long path. The descriptor
         # stays open, because ZeroMQ removes the socket by its address at the end.
         folder = f"/proc/self/fd/{os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)}"
@@ -296,9 +296,9 @@ def _start_kernel(
 def _compute_rlimits(request: ConsoleRequest, isolated: bool) -> dict[int, tuple[int, int]]:
     """Return the soft and hard limits of this process, on top of the resources that the kernel itself already uses."""
     with open("/proc/self/statm") as file:
-        used = int(file.read().split()[0]) * resource.getpagesize()
+        used_bytes = int(file.read().split()[0]) * resource.getpagesize()
     # RLIMIT_AS counts the kernel's own address space, too.
-    space = used + request.memory_mb * _MIB
+    space = used_bytes + request.memory_mb * _MIB
     cpu_s = ceil(request.cpu_s)
     # RLIMIT_NOFILE limits the highest number of a descriptor, not their count.
     highest = max(map(int, os.listdir("/proc/self/fd")))
@@ -327,15 +327,15 @@ def _compute_max_file_bytes(request: ConsoleRequest) -> int:
 @contextmanager
 def _apply_soft_limits(limits: dict[int, tuple[int, int]]) -> Iterator[None]:
     """Set limits within the context. Only soft limits are set, because hard ones would hold for all later consoles."""
-    before = {kind: resource.getrlimit(kind) for kind in limits}
-    for kind, (soft, _) in limits.items():
-        _, hard = before[kind]
-        resource.setrlimit(kind, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+    previous = {limit: resource.getrlimit(limit) for limit in limits}
+    for limit, (soft, _) in limits.items():
+        _, hard = previous[limit]
+        resource.setrlimit(limit, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
     try:
         yield
     finally:
-        for kind, pair in before.items():
-            resource.setrlimit(kind, pair)
+        for limit, pair in previous.items():
+            resource.setrlimit(limit, pair)
 
 
 # Mounts.
@@ -352,20 +352,20 @@ class MountSizes:
     output_bytes: int
 
 
-def mount_console_folders(sizes: MountSizes, kept: Sequence[str]) -> None:
-    """Cover the folders of the fork server. `kept`: paths in them that are shown again, read-only.
+def mount_console_folders(sizes: MountSizes, visible_paths: Sequence[str]) -> None:
+    """Cover the folders of the fork server. `visible_paths`: paths in them that are shown again, read-only.
 
     /proc is writable until `open_proc` seals it.
     """
-    # Open the kept paths before they are covered.
-    held = [(path, os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)) for path in kept]
+    # Open the visible paths before they are covered.
+    opened = [(path, os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)) for path in visible_paths]
     # Later mounts must not reach the namespace of the fork server.
     system.mount("", "/", "", system.MS_REC | system.MS_PRIVATE)
     owner = f",uid={sizes.uid},gid={sizes.uid}" if sizes.uid else ""
     disk = f"size={sizes.disk_mb}m,nr_inodes={sizes.inodes},mode=0700{owner}"
     system.mount("tmpfs", _SCRATCH, "tmpfs", _LOCKED, disk)
     system.mount("tmpfs", _SHARED, "tmpfs", _LOCKED, disk)
-    for path, descriptor in held:
+    for path, descriptor in opened:
         _remount_path(path, descriptor, sizes.uid)
         os.close(descriptor)
     output = f"size={sizes.output_bytes},nr_inodes=16,mode=0755{owner}"
@@ -398,12 +398,12 @@ def open_proc(*, sealed: bool) -> int:
     return descriptor
 
 
-def choose_working_folder(kept: Sequence[str]) -> str:
+def choose_working_folder(visible_paths: Sequence[str]) -> str:
     """Return the console's empty working folder: /tmp, or a folder in it if /tmp must show other paths, too."""
-    if not any(path.startswith(f"{_SCRATCH}/") for path in kept):
+    if not any(path.startswith(f"{_SCRATCH}/") for path in visible_paths):
         return _SCRATCH
     folder = f"{_SCRATCH}/console"
-    while folder in kept:
+    while folder in visible_paths:
         folder += "_"
     os.mkdir(folder, 0o700)
     return folder
@@ -425,16 +425,16 @@ def _remount_path(path: str, descriptor: int, uid: int) -> None:
             os.mkdir(path)
         else:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT))
-        there = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    system.mount(source, f"/proc/self/fd/{there}", "", system.MS_BIND | system.MS_REC)
-    os.close(there)
+        mount_point = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    system.mount(source, f"/proc/self/fd/{mount_point}", "", system.MS_BIND | system.MS_REC)
+    os.close(mount_point)
     with _run_as_user(uid):
         # Open the mounted file, not the one that it covers.
-        there = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        mount_point = os.open(path, os.O_PATH | os.O_CLOEXEC)
     # Mounts further below are read-only already, but the folders on the way belong to the fork server.
     read_only = system.MS_REMOUNT | system.MS_BIND | system.MS_RDONLY | _LOCKED
-    system.mount("", f"/proc/self/fd/{there}", "", read_only)
-    os.close(there)
+    system.mount("", f"/proc/self/fd/{mount_point}", "", read_only)
+    os.close(mount_point)
 
 
 @contextmanager

@@ -22,12 +22,12 @@ def _trim_to_whole_characters(data: bytes, *, at_start: bool) -> bytes:
         while start < min(3, len(data)) and data[start] & 0xC0 == 0x80:
             start += 1
         return data[start:]
-    for back in range(1, min(4, len(data)) + 1):
-        byte = data[-back]
+    for distance in range(1, min(4, len(data)) + 1):
+        byte = data[-distance]
         if byte & 0xC0 == 0x80:
             continue
         length = 1 if byte < 0x80 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-        return data[:-back] if length > back else data
+        return data[:-distance] if length > distance else data
     return data
 
 
@@ -49,20 +49,21 @@ class CapturedOutput:
 class OutputCapture:
     """File behind a console's stdout and stderr."""
 
-    def __init__(self, folder: str, limit: int, most: int | None = None) -> None:
+    def __init__(self, folder: str, limit: int, max_file_bytes: int | None = None) -> None:
         """Create the file.
 
         Args:
             folder: folder for the file.
             limit: maximum bytes shown per line.
-            most: maximum size of the file, bytes; None means the room of a separate mount, without the punched holes.
+            max_file_bytes: maximum size of the file, bytes; None means the room of a separate mount, without the
+                punched holes.
         """
         path = os.path.join(folder, "output")
         self._write_fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._read_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         os.unlink(path)
         self._limit = limit
-        self._full = None if most is None else most // 2
+        self._full = None if max_file_bytes is None else max_file_bytes // 2
         self._position = 0
         self._punched = 0
 
@@ -70,11 +71,11 @@ class OutputCapture:
         """Make this file the standard output and error of the process, and replace `sys.stdout` and `sys.stderr`."""
         self.redirect()
         for number, name in ((1, "stdout"), (2, "stderr")):
-            old = getattr(sys, f"__{name}__")
+            stream = getattr(sys, f"__{name}__")
             raw = io.FileIO(number, "wb", closefd=False)
             raw.name = f"<{name}>"
             # Do not buffer, so that stdout and stderr keep their order and a forked child prints nothing twice.
-            layer = io.TextIOWrapper(raw, encoding=old.encoding, errors=old.errors, write_through=True)
+            layer = io.TextIOWrapper(raw, encoding=stream.encoding, errors=stream.errors, write_through=True)
             setattr(layer, "mode", "w")  # noqa: B010 - as the interpreter does; typed as read-only
             setattr(sys, name, layer)
             setattr(sys, f"__{name}__", layer)
@@ -135,18 +136,18 @@ class OutputCapture:
     def _read_until(self, end: int) -> CapturedOutput:
         size = end - self._position
         if size > self._limit:
-            half = self._limit // 2
-            head = os.pread(self._read_fd, half, self._position)
-            tail = os.pread(self._read_fd, half, end - half)
+            half_bytes = self._limit // 2
+            head = os.pread(self._read_fd, half_bytes, self._position)
+            tail = os.pread(self._read_fd, half_bytes, end - half_bytes)
             return self._shorten(_replace_invalid(head), _replace_invalid(tail), size - self._limit)
-        whole = _replace_invalid(os.pread(self._read_fd, size, self._position))
-        if len(whole) > self._limit:
-            return self._shorten(whole, whole, len(whole) - self._limit)
-        return CapturedOutput(whole.decode(), False)
+        output = _replace_invalid(os.pread(self._read_fd, size, self._position))
+        if len(output) > self._limit:
+            return self._shorten(output, output, len(output) - self._limit)
+        return CapturedOutput(output.decode(), False)
 
-    def _shorten(self, head: bytes, tail: bytes, missing: int) -> CapturedOutput:
+    def _shorten(self, head: bytes, tail: bytes, omitted_bytes: int) -> CapturedOutput:
         """Return the start of `head`, a marker and the end of `tail`, which share the limit."""
-        marker = f"\n[... {missing} bytes of output not shown ...]\n".encode()
+        marker = f"\n[... {omitted_bytes} bytes of output not shown ...]\n".encode()
         room = (self._limit - len(marker)) // 2
         start, end = (
             _trim_to_whole_characters(head[:room], at_start=False),

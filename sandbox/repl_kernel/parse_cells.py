@@ -49,62 +49,64 @@ class CellConsole(ReplConsole):
     """Console that also runs cells of many statements. While a cell runs, an error is stored instead of printed."""
 
     hidden_file_prefixes = (os.path.dirname(__file__) + os.sep, os.path.dirname(ipykernel.__file__) + os.sep)
-    _kept: list[str] | None = None
+    _traceback_parts: list[str] | None = None
 
     def write(self, data: str) -> None:
-        if self._kept is None:
+        if self._traceback_parts is None:
             super().write(data)
         else:
-            self._kept.append(data)
+            self._traceback_parts.append(data)
 
-    def run_cell(self, source: str, show: Callable[[object], None]) -> CellError | None:
-        """Run all statements, or none if one of them is not valid Python. `show` receives the value of a last
+    def run_cell(self, source: str, display_result: Callable[[object], None]) -> CellError | None:
+        """Run all statements, or none if one of them is not valid Python. `display_result` receives the value of a last
         expression.
 
         All other echoed values are printed.
         """
-        self._kept = []
+        self._traceback_parts = []
         self.cell_status = "ok"
         try:
-            self._run_statements(self._compile_statements(source), show)
+            self._run_statements(self._compile_statements(source), display_result)
         except SystemExit as error:
             return CellError("SystemExit", _format_value(error), _format_last_line(error), _is_from_exit_builtin(error))
         except BaseException as error:
             # A user's own hook failed, or an interrupt came between two statements.
             return CellError(type(error).__name__, _format_value(error), _format_last_line(error))
         finally:
-            kept, self._kept = self._kept, None
+            traceback_parts, self._traceback_parts = self._traceback_parts, None
         if self.cell_status == "ok":
             return None
         value = getattr(sys, "last_value", None)
-        return CellError(type(value).__name__, _format_value(value), "".join(kept).rstrip("\n").split("\n"))
+        return CellError(type(value).__name__, _format_value(value), "".join(traceback_parts).rstrip("\n").split("\n"))
 
     def _compile_statements(self, source: str) -> list[tuple[CodeType, bool]]:
         """Return compiled statements, each with True if it is a last expression. After a syntax error, return none."""
         compiler = self.compile.compiler
         # It passes the tree to `compile`.
-        one = cast("Callable[[ast.Interactive, str, str], CodeType]", compiler)
+        compile_one = cast("Callable[[ast.Interactive, str, str], CodeType]", compiler)
         try:
             flags = ast.PyCF_ONLY_AST | (compiler.flags & _FEATURES)
             tree = compile(source, _FILE, "exec", flags, True)
-            codes = [one(ast.Interactive([node]), _FILE, "single") for node in tree.body]
+            codes = [compile_one(ast.Interactive([node]), _FILE, "single") for node in tree.body]
         except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):
             self.showsyntaxerror(_FILE)
             return []
-        ends_in_value = bool(tree.body) and isinstance(tree.body[-1], ast.Expr)
-        return [(code, ends_in_value and number == len(codes)) for number, code in enumerate(codes, 1)]
+        ends_in_expression = bool(tree.body) and isinstance(tree.body[-1], ast.Expr)
+        return [(code, ends_in_expression and number == len(codes)) for number, code in enumerate(codes, 1)]
 
-    def _run_statements(self, statements: list[tuple[CodeType, bool]], show: Callable[[object], None]) -> None:
+    def _run_statements(
+        self, statements: list[tuple[CodeType, bool]], display_result: Callable[[object], None]
+    ) -> None:
         for code, is_value in statements:
             echo = sys.displayhook
             # A hook that the program itself has set stays active.
-            shown = is_value and echo is sys.__displayhook__
-            if shown:
-                sys.displayhook = show
+            is_displayed = is_value and echo is sys.__displayhook__
+            if is_displayed:
+                sys.displayhook = display_result
             try:
                 self.runcode(code)
             finally:
-                if shown and sys.displayhook is show:
+                if is_displayed and sys.displayhook is display_result:
                     sys.displayhook = echo
             if self.cell_status != "ok":
                 return

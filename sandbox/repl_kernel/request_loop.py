@@ -48,26 +48,26 @@ class ReplKernel(Kernel):
         poller = zmq.Poller()
         poller.register(shell, zmq.POLLIN)
         # Local names, because a program may change these modules and builtins.
-        getpid, leave, interrupt = os.getpid, os._exit, KeyboardInterrupt
+        getpid, exit_process, interrupt = os.getpid, os._exit, KeyboardInterrupt
         kill, sigkill = os.kill, signal.SIGKILL
-        heeds = False
+        accepts_interrupts = False
         while True:
             request = None
             try:
-                if not heeds:
+                if not accepts_interrupts:
                     # Allow SIGINT inside of this `try` only: before it, the interrupt of a waiting line would end the
                     # console.
-                    heeds = True
+                    accepts_interrupts = True
                     signal.signal(signal.SIGINT, signal.default_int_handler)
                 request = self._next_request(poller)
                 if request is None:
                     continue
-                console.cell_status, more = "ok", False
+                console.cell_status, incomplete = "ok", False
                 if request.forget_answer:
                     console.final_answer = None
                 self._open_host_channel(request)
                 try:
-                    more = console.push(request.code)
+                    incomplete = console.push(request.code)
                 except SystemExit:
                     console.cell_status = "exited"
                 except interrupt:
@@ -77,17 +77,17 @@ class ReplKernel(Kernel):
                     console.cell_status = "exception"
                 if getpid() != pid:
                     # A child that the line forked must not become a second kernel.
-                    leave(0)
+                    exit_process(0)
             except interrupt:
                 pass
             except BaseException as error:
                 # A user's own hook failed, or the compiler ran out of stack.
                 if getpid() != pid:
-                    leave(1)
+                    exit_process(1)
                 console.print_last_traceback_line(error)
             if request is not None:
                 try:
-                    self._send_line_reply(request, more)
+                    self._send_line_reply(request, incomplete)
                 except Exception:
                     # The program broke something that a reply needs: it closed descriptors, or emptied the builtins.
                     kill(pid, sigkill)
@@ -109,26 +109,26 @@ class ReplKernel(Kernel):
         if self._host is not None:
             self._host.begin_line(request)
 
-    def _send_line_reply(self, request: LineRequest, more: bool) -> None:
+    def _send_line_reply(self, request: LineRequest, incomplete: bool) -> None:
         """Send the one reply of a line. A late interrupt must not suppress it."""
         while True:
             try:
                 if self._host is not None:
                     self._host.end_line()
-                reply = encode_line_reply(request, self._build_outcome(more), self._signer)
+                reply = encode_line_reply(request, self._build_outcome(incomplete), self._signer)
                 self._shell.send_multipart(reply)
                 return
             except KeyboardInterrupt:
                 continue
 
-    def _build_outcome(self, more: bool) -> dict[str, object]:
+    def _build_outcome(self, incomplete: bool) -> dict[str, object]:
         printed = self._capture.take_output()
         self.execution_count += 1
         repl = {
             "text": printed.text,
             "cut": printed.truncated,
-            "more": bool(more),
-            "outcome": "incomplete" if more else self._console.cell_status,
+            "more": bool(incomplete),
+            "outcome": "incomplete" if incomplete else self._console.cell_status,
             "answer": self._console.final_answer,
         }
         return {"status": "ok", "execution_count": self.execution_count, "user_expressions": {}, "repl": repl}

@@ -50,17 +50,17 @@ _REFUSE = _encode_instruction(_RETURN, _ERRNO | errno.EPERM)
 _PERMIT = _encode_instruction(_RETURN, _ALLOW)
 
 
-def _compare(number: int, values: Mapping[int, Sequence[int]], found: bytes, otherwise: bytes) -> list[bytes]:
-    """Return the code that ends call `number` with `found` if an argument has a listed value, else with `otherwise`.
+def _compare(number: int, values: Mapping[int, Sequence[int]], if_listed: bytes, if_other: bytes) -> list[bytes]:
+    """Return the code that ends call `number` with `if_listed` if an argument has a listed value, else with `if_other`.
 
     Only the low 32 bits are compared, because the Linux kernel reads no more of these arguments.
     """
     body: list[bytes] = []
-    for argument, listed in values.items():
+    for argument, listed_values in values.items():
         body.append(_encode_instruction(_LOAD, _FIRST_ARGUMENT_AT + _ARGUMENT_BYTES * argument))
-        for value in listed:
-            body += [_encode_instruction(_JUMP_EQUAL, value, 0, 1), found]
-    body.append(otherwise)
+        for value in listed_values:
+            body += [_encode_instruction(_JUMP_EQUAL, value, 0, 1), if_listed]
+    body.append(if_other)
     return [_encode_instruction(_JUMP_EQUAL, number, 0, len(body)), *body]
 
 

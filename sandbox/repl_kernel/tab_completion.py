@@ -28,8 +28,8 @@ def check_completeness(code: str) -> dict[str, str]:
         if not body:
             return {"status": "complete"}
         # Only the last statement can be incomplete; check it as the console does.
-        first = min(node.lineno for node in (body[-1], *getattr(body[-1], "decorator_list", ())))
-        source, mode = "\n".join(lines[first - 1 :]), "single"
+        first_line = min(node.lineno for node in (body[-1], *getattr(body[-1], "decorator_list", ())))
+        source, mode = "\n".join(lines[first_line - 1 :]), "single"
     except (SyntaxError, ValueError, OverflowError):
         # The code is not valid Python, or incomplete.
         pass
@@ -38,47 +38,47 @@ def check_completeness(code: str) -> dict[str, str]:
             return {"status": "complete"}
     except (SyntaxError, ValueError, OverflowError):
         return {"status": "invalid"}
-    written = next((line for line in reversed(lines) if line.strip()), "")
-    indent = written[: len(written) - len(written.lstrip())]
-    deeper = written.partition("#")[0].rstrip().endswith(":")
+    last_line = next((line for line in reversed(lines) if line.strip()), "")
+    indent = last_line[: len(last_line) - len(last_line.lstrip())]
+    deeper = last_line.partition("#")[0].rstrip().endswith(":")
     return {"status": "incomplete", "indent": indent + "    " * deeper}
 
 
 def resolve_name(name: str, namespace: Mapping[str, object]) -> object:
     """Return the object of a dotted name. Raise `LookupError` if it does not exist."""
-    first, *attributes = name.split(".")
-    found = namespace.get(first, _MISSING)
-    if found is _MISSING:
-        found = getattr(builtins, first, _MISSING)
+    root, *attributes = name.split(".")
+    value = namespace.get(root, _MISSING)
+    if value is _MISSING:
+        value = getattr(builtins, root, _MISSING)
     for attribute in attributes:
         try:
-            found = getattr(found, attribute)
+            value = getattr(value, attribute)
         except Exception:
-            found = _MISSING
-    if found is _MISSING:
+            value = _MISSING
+    if value is _MISSING:
         raise LookupError(name)
-    return found
+    return value
 
 
 def find_completions(code: str, cursor: int, namespace: Mapping[str, object]) -> tuple[list[str], int]:
     """Return the names that complete the one before the cursor, and the position where it starts."""
-    before = code[:cursor]
-    match = _AT_END.search(before)
+    preceding = code[:cursor]
+    match = _AT_END.search(preceding)
     # The pattern also matches an empty string.
     assert match is not None
     owner, prefix = match["owner"], match["prefix"]
-    if owner is None and before[: match.start()].endswith("."):
+    if owner is None and preceding[: match.start()].endswith("."):
         # This is an attribute of an expression that is no name.
         return [], cursor
     if owner is not None:
         names = _list_attributes(owner, namespace)
-    elif _IMPORT.match(before.rpartition("\n")[2]):
+    elif _IMPORT.match(preceding.rpartition("\n")[2]):
         names = {module.name for module in pkgutil.iter_modules()} | set(sys.builtin_module_names)
     else:
         names = {*namespace, *dir(builtins), *keyword.kwlist}
     hidden = not prefix.startswith("_")
-    found = {name for name in names if name.startswith(prefix) and not (hidden and name.startswith("_"))}
-    return sorted(found), cursor - len(prefix)
+    matching = {name for name in names if name.startswith(prefix) and not (hidden and name.startswith("_"))}
+    return sorted(matching), cursor - len(prefix)
 
 
 def _list_attributes(owner: str, namespace: Mapping[str, object]) -> set[str]:

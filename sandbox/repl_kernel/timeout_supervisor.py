@@ -26,22 +26,22 @@ from repl_kernel.output_capture import CapturedOutput, OutputCapture
 
 INTERRUPT, KILL = b"I", b"K"
 """Orders of the host."""
-BORN, READY, STRUCK, TEXT, DIED = b"B", b"R", b"S", b"T", b"D"
+FORKED, READY, INTERRUPTED, TEXT, DIED = b"B", b"R", b"S", b"T", b"D"
 """Reports to the host: the first byte of each packet."""
 _PACKET_BYTES = 32_768
 _SEND_TIMEOUT_S = 2.0
 """Time for the host to take a packet, seconds."""
-_SOONEST_S, _LATEST_S = 0.25, 1.0
+_MIN_LOOK_S, _MAX_LOOK_S = 0.25, 1.0
 """Seconds between two looks at the CPU time: while the console has other processes, and while it has none."""
 
 # Constants of the CPU time.
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-_MOST_S = 0.5
+_MAX_NEW_PROCESS_S = 0.5
 """Maximum time that is counted for a process that is new to a look, seconds, per core that it uses."""
-_TRUST = 0.8
+_SAMPLE_WEIGHT = 0.8
 """Weight of the sampled figure, which scatters."""
-_WHOLE_EVERY = 10
+_FULL_LOOK_PERIOD = 10
 """Period of whole looks, in looks. They are needed because process numbers are reused."""
 _LAST_PID = "/proc/loadavg"
 """File whose last word is the number of the youngest process or thread of the namespace."""
@@ -62,11 +62,11 @@ class ConsoleFolders:
     interface."""
 
 
-def send_handles(host: socket.socket, place: ConsoleFolders) -> None:
+def send_handles(host: socket.socket, folders: ConsoleFolders) -> None:
     """Send the host a handle on this process, and one on the folder in which the console will listen."""
     pidfd = os.pidfd_open(os.getpid())
-    folder = os.open(place.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    socket.send_fds(host, [BORN], [pidfd, folder])
+    folder = os.open(folders.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    socket.send_fds(host, [FORKED], [pidfd, folder])
     os.close(pidfd)
     os.close(folder)
 
@@ -79,7 +79,7 @@ class Supervisor:
         host: socket.socket,
         console: int,
         capture: OutputCapture,
-        place: ConsoleFolders,
+        folders: ConsoleFolders,
         *,
         owns_all: bool,
         cpu_s: float | None,
@@ -91,7 +91,7 @@ class Supervisor:
         self._host = host
         self._console = console
         self._capture = capture
-        self._place = place
+        self._place = folders
         self._owns_all = owns_all
         self._status: int | None = None
         self._cpu_s = cpu_s
@@ -110,17 +110,17 @@ class Supervisor:
         poller.register(reader, select.POLLIN)
         poller.register(self._host, select.POLLIN)
         self._reap_children()
-        pause_s = _SOONEST_S
-        look_s = time.monotonic() + pause_s
+        pause_s = _MIN_LOOK_S
+        next_look_s = time.monotonic() + pause_s
         while self._status is None:
-            if self._cpu_s is not None and time.monotonic() >= look_s:
+            if self._cpu_s is not None and time.monotonic() >= next_look_s:
                 if self._is_over_cpu_limit(self._cpu_s):
                     self._status = signal.SIGXCPU
                     break
-                pause_s = _SOONEST_S if self._cpu.process_count else min(2 * pause_s, _LATEST_S)
+                pause_s = _MIN_LOOK_S if self._cpu.process_count else min(2 * pause_s, _MAX_LOOK_S)
                 # The time is random, because a program that knew it could hide its processes from the look.
-                look_s = time.monotonic() + pause_s * (0.75 + os.getrandom(1)[0] / 510)
-            wait_ms = None if self._cpu_s is None else max(0.0, look_s - time.monotonic()) * 1000
+                next_look_s = time.monotonic() + pause_s * (0.75 + os.getrandom(1)[0] / 510)
+            wait_ms = None if self._cpu_s is None else max(0.0, next_look_s - time.monotonic()) * 1000
             for fd, _ in poller.poll(wait_ms):
                 if fd == reader:
                     os.read(reader, 4096)
@@ -142,15 +142,15 @@ class Supervisor:
     def _reap_children(self) -> None:
         while True:
             try:
-                pid, status, used = os.wait4(-1, os.WNOHANG)
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
             if pid == self._console:
                 self._status = status
-                over = self._cpu_s is not None and used.ru_utime + used.ru_stime >= self._cpu_s
-                if over and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+                is_over_limit = self._cpu_s is not None and usage.ru_utime + usage.ru_stime >= self._cpu_s
+                if is_over_limit and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
                     # A console that ignores SIGXCPU is killed by the system a second of CPU time later.
                     self._status = signal.SIGXCPU
 
@@ -162,7 +162,7 @@ class Supervisor:
             return False
         if order == INTERRUPT:
             self._signal_process_group(signal.SIGINT)
-            self._send_packet(STRUCK)
+            self._send_packet(INTERRUPTED)
         elif order == KILL:
             self._signal_process_group(signal.SIGKILL)
         return bool(order)
@@ -212,14 +212,14 @@ def supervise(
     host: socket.socket,
     console: int,
     capture: OutputCapture,
-    place: ConsoleFolders,
+    folders: ConsoleFolders,
     *,
     owns_all: bool,
     cpu_s: float | None,
 ) -> None:
     """Watch a console to its end, then end this process."""
     try:
-        Supervisor(host, console, capture, place, owns_all=owns_all, cpu_s=cpu_s).run()
+        Supervisor(host, console, capture, folders, owns_all=owns_all, cpu_s=cpu_s).run()
     finally:
         os._exit(0)
 
@@ -233,10 +233,10 @@ class CpuTimeSampler:
     """
 
     def __init__(self) -> None:
-        self._looked_s = time.monotonic()
+        self._last_look_s = time.monotonic()
         self._sampled_s = 0.0
         self._known: dict[tuple[bytes, bytes], float] = {}
-        self._youngest = 0
+        self._youngest_pid = 0
         self._looks = 0
         self.process_count = 0
         """Processes other than the supervisor and the console, at the last look."""
@@ -249,14 +249,18 @@ class CpuTimeSampler:
         Raises:
             OSError: the console has taken away a resource that this process needs to look.
         """
-        before, self._youngest = self._youngest, _read_youngest_pid()
+        previous_youngest, self._youngest_pid = self._youngest_pid, _read_youngest_pid()
         self._looks += 1
-        if before == 0:
+        if previous_youngest == 0:
             # At most two processes are the supervisor and the console.
-            alone = sum(map(str.isdecimal, os.listdir("/proc"))) <= 2
+            is_alone = sum(map(str.isdecimal, os.listdir("/proc"))) <= 2
         else:
-            alone = self.process_count == 0 and self._youngest == before and self._looks % _WHOLE_EVERY != 0
-        return not alone and self.sample() > limit_s
+            is_alone = (
+                self.process_count == 0
+                and self._youngest_pid == previous_youngest
+                and self._looks % _FULL_LOOK_PERIOD != 0
+            )
+        return not is_alone and self.sample() > limit_s
 
     def sample(self) -> float:
         """Return the CPU time used so far, seconds.
@@ -265,11 +269,11 @@ class CpuTimeSampler:
             OSError: as in `exceeds`.
         """
         now_s = time.monotonic()
-        since_s, self._looked_s = min(now_s - self._looked_s, _MOST_S), now_s
+        interval_s, self._last_look_s = min(now_s - self._last_look_s, _MAX_NEW_PROCESS_S), now_s
         # The exact figure begins with the processes that this one has waited for.
-        reaped = resource.getrusage(resource.RUSAGE_CHILDREN)
-        exact_s = reaped.ru_utime + reaped.ru_stime
-        up_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        children_usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        exact_s = children_usage.ru_utime + children_usage.ru_stime
+        uptime_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         known: dict[tuple[bytes, bytes], float] = {}
         for name in os.listdir("/proc"):
             if not name.isdecimal() or name == "1":
@@ -281,7 +285,7 @@ class CpuTimeSampler:
                 # The process has ended.
                 continue
             # Fields 14 to 17 of proc(5): user and system time of the process, and of its children that were waited for.
-            own_s, children_s = (sum(map(int, fields[at : at + 2])) / _TICKS for at in (11, 13))
+            own_s, children_s = (sum(map(int, fields[index : index + 2])) / _TICKS for index in (11, 13))
             key = (name.encode(), fields[19])
             known[key] = own_s
             exact_s += own_s + children_s
@@ -289,13 +293,13 @@ class CpuTimeSampler:
             if key in self._known:
                 self._sampled_s += own_s - self._known[key]
             else:
-                age_s = max(up_s - int(fields[19]) / _TICKS, 1 / _TICKS)
+                age_s = max(uptime_s - int(fields[19]) / _TICKS, 1 / _TICKS)
                 # The system rounds down, so a running process may show 0.
                 used_s = own_s or (0.5 / _TICKS if fields[0] == b"R" else 0.0)
-                self._sampled_s += used_s if age_s > since_s else since_s * used_s / age_s
+                self._sampled_s += used_s if age_s > interval_s else interval_s * used_s / age_s
         self._known = known
         self.process_count = len(known) - 1
-        return max(exact_s, _TRUST * self._sampled_s)
+        return max(exact_s, _SAMPLE_WEIGHT * self._sampled_s)
 
 
 def _read_youngest_pid() -> int:

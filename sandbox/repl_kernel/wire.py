@@ -54,16 +54,16 @@ def decode_line_request(frames: list[bytes], signer: MessageSigner) -> LineReque
     """Return the request in `frames`, or None if they are an ordinary message or are not signed with the key."""
     if DELIMITER not in frames:
         return None
-    at = frames.index(DELIMITER)
-    body = frames[at + 2 :]
+    index = frames.index(DELIMITER)
+    body = frames[index + 2 :]
     if len(body) != 4 or body[2] != LINE_METADATA:
         return None
-    if not hmac.compare_digest(signer.sign(body), frames[at + 1]):
+    if not hmac.compare_digest(signer.sign(body), frames[index + 1]):
         return None
     content = json.loads(body[3])
     offer = content.get("host")
-    offered = HostFunctionsMessage(**offer) if offer else None
-    return LineRequest(frames[:at], body[0], content["code"], offered, bool(content.get("afresh")))
+    host_functions = HostFunctionsMessage(**offer) if offer else None
+    return LineRequest(frames[:index], body[0], content["code"], host_functions, bool(content.get("afresh")))
 
 
 _REPLY_HEADER = json.dumps(
@@ -87,8 +87,8 @@ def decode_host_reply(frames: list[bytes], line_header: bytes, signer: MessageSi
     """Return the number and content of an answer to a call of that line, or None if `frames` are anything else."""
     if DELIMITER not in frames:
         return None
-    at = frames.index(DELIMITER)
-    body = frames[at + 2 :]
+    index = frames.index(DELIMITER)
+    body = frames[index + 2 :]
     if len(body) != 4 or body[0] != CALL_HEADER or body[1] != line_header:
         return None
-    return (int(body[2]), body[3]) if hmac.compare_digest(signer.sign(body), frames[at + 1]) else None
+    return (int(body[2]), body[3]) if hmac.compare_digest(signer.sign(body), frames[index + 1]) else None

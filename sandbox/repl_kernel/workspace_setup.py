@@ -33,9 +33,9 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 class WorkspaceRefused(Exception):
     """Error for a workspace that cannot be made, with the place, the value there, and the problem."""
 
-    def __init__(self, place: str, value: str, problem: str) -> None:
+    def __init__(self, location: str, value: str, problem: str) -> None:
         super().__init__(problem)
-        self.location, self.value, self.problem = place, value, problem
+        self.location, self.value, self.problem = location, value, problem
 
 
 @dataclass(frozen=True)
@@ -55,18 +55,18 @@ def build_workspace(content: bytes) -> PreparedWorkspace:
     Raises:
         WorkspaceRefused: it cannot be made.
     """
-    said = json.loads(content)
-    opened, shared, threads = _list_descriptors(), _list_shared_mappings(), threading.active_count()
-    for name, data in said["files"].items():
+    parts = json.loads(content)
+    descriptors, mappings, thread_count = _list_descriptors(), _list_shared_mappings(), threading.active_count()
+    for name, data in parts["files"].items():
         _write_file(name, base64.b64decode(data))
     with _disable_bytecode(), _interrupt_on_cpu_limit():
-        for name in said["preload"]:
+        for name in parts["preload"]:
             _import_module(name)
         console = ReplConsole()
-        console.locals.update(said["values"])
-        source = "\n".join(said["lines"]) + "\n"
+        console.locals.update(parts["values"])
+        source = "\n".join(parts["lines"]) + "\n"
         _run_lines(source, console.locals)
-    _check_leftovers(opened, shared, threads)
+    _check_leftovers(descriptors, mappings, thread_count)
     # Keep the state, because `random` seeds itself again in a forked child.
     state = random.getstate() if _SEEDS.search(source) else None
     return PreparedWorkspace(console, os.open(".", _FOLDER), state)
@@ -75,22 +75,22 @@ def build_workspace(content: bytes) -> PreparedWorkspace:
 @contextmanager
 def _disable_bytecode() -> Iterator[None]:
     """Prevent `__pycache__` among the files."""
-    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    previous, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         yield
     finally:
-        sys.dont_write_bytecode = before
+        sys.dont_write_bytecode = previous
 
 
 @contextmanager
 def _interrupt_on_cpu_limit() -> Iterator[None]:
     """Make the limit of CPU time interrupt a line, as the equal limit of wall clock does, so that an error can name
     it."""
-    before = signal.signal(signal.SIGXCPU, signal.default_int_handler)
+    previous_handler = signal.signal(signal.SIGXCPU, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGXCPU, before)
+        signal.signal(signal.SIGXCPU, previous_handler)
 
 
 def _write_file(name: str, data: bytes) -> None:
@@ -133,8 +133,8 @@ def _run_lines(source: str, namespace: dict[str, object]) -> None:
 def _find_failed_line(error: BaseException) -> int:
     """Return the number, from 1, of the workspace's own line in which it failed. 0 means none of them."""
     entries = traceback.walk_tb(error.__traceback__)
-    found = next((number for frame, number in entries if frame.f_code.co_filename == SOURCE), 0)
-    return found or (error.lineno or 0 if isinstance(error, SyntaxError) else 0)
+    line_number = next((number for frame, number in entries if frame.f_code.co_filename == SOURCE), 0)
+    return line_number or (error.lineno or 0 if isinstance(error, SyntaxError) else 0)
 
 
 def _format_last_line(error: BaseException) -> str:
@@ -143,14 +143,14 @@ def _format_last_line(error: BaseException) -> str:
 
 def _list_descriptors() -> Mapping[int, str]:
     """Return the descriptors of this process, and the files that they refer to."""
-    found = {}
+    descriptors = {}
     for name in os.listdir("/proc/self/fd"):
         try:
-            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+            descriptors[int(name)] = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
             # The descriptor that listed the others is closed.
             continue
-    return found
+    return descriptors
 
 
 def _list_shared_mappings() -> set[str]:
@@ -159,17 +159,17 @@ def _list_shared_mappings() -> set[str]:
         return {line.split()[0] for line in maps if line.split()[1].startswith("rw") and line.split()[1].endswith("s")}
 
 
-def _check_leftovers(opened: Mapping[int, str], shared: set[str], threads: int) -> None:
+def _check_leftovers(descriptors: Mapping[int, str], mappings: set[str], thread_count: int) -> None:
     """Reject a workspace that leaves anything that forked consoles would share with siblings, or would miss."""
-    place = "what its lines leave behind"
+    location = "what its lines leave behind"
     for number, target in _list_descriptors().items():
-        if opened.get(number) != target and not target.startswith(_DEVICES):
-            raise WorkspaceRefused(place, target, "it is still open, and all consoles would share it: close it")
-    if _list_shared_mappings() - shared:
-        raise WorkspaceRefused(place, "shared memory", "all consoles would share it: let it go")
-    if threading.active_count() > threads:
+        if descriptors.get(number) != target and not target.startswith(_DEVICES):
+            raise WorkspaceRefused(location, target, "it is still open, and all consoles would share it: close it")
+    if _list_shared_mappings() - mappings:
+        raise WorkspaceRefused(location, "shared memory", "all consoles would share it: let it go")
+    if threading.active_count() > thread_count:
         raise WorkspaceRefused(
-            place, threading.enumerate()[-1].name, "this thread still runs, and no console would have it: join it"
+            location, threading.enumerate()[-1].name, "this thread still runs, and no console would have it: join it"
         )
     try:
         # Children that have ended are only reaped.
@@ -177,7 +177,7 @@ def _check_leftovers(opened: Mapping[int, str], shared: set[str], threads: int) 
             pass
     except ChildProcessError:
         return
-    raise WorkspaceRefused(place, "a process", "it still runs, and no console would see it: end it")
+    raise WorkspaceRefused(location, "a process", "it still runs, and no console would see it: end it")
 
 
 def copy_files(scratch: int) -> None:
@@ -192,8 +192,8 @@ def copy_files(scratch: int) -> None:
 
 def _copy_folder(source: int, target: int) -> None:
     with os.scandir(source) as entries:
-        found: Sequence[os.DirEntry[str]] = sorted(entries, key=lambda entry: entry.name)
-    for entry in found:
+        sorted_entries: Sequence[os.DirEntry[str]] = sorted(entries, key=lambda entry: entry.name)
+    for entry in sorted_entries:
         name, status = entry.name, entry.stat(follow_symlinks=False)
         if stat.S_ISLNK(status.st_mode):
             os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
@@ -202,20 +202,20 @@ def _copy_folder(source: int, target: int) -> None:
         elif stat.S_ISDIR(status.st_mode):
             # The final mode may forbid to write into the folder, so set it last.
             os.mkdir(name, 0o700, dir_fd=target)
-            below, there = os.open(name, _FOLDER, dir_fd=source), os.open(name, _FOLDER, dir_fd=target)
-            _copy_folder(below, there)
-            os.fchmod(there, stat.S_IMODE(status.st_mode))
-            os.close(below)
-            os.close(there)
+            source_folder, target_folder = os.open(name, _FOLDER, dir_fd=source), os.open(name, _FOLDER, dir_fd=target)
+            _copy_folder(source_folder, target_folder)
+            os.fchmod(target_folder, stat.S_IMODE(status.st_mode))
+            os.close(source_folder)
+            os.close(target_folder)
 
 
 def _copy_file(name: str, status: os.stat_result, source: int, target: int) -> None:
-    old = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=source)
-    new = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=target)
-    at = 0
-    while sent := os.sendfile(new, old, at, 1 << 30):
-        at += sent
-    os.fchmod(new, stat.S_IMODE(status.st_mode))
-    os.utime(new, ns=(status.st_atime_ns, status.st_mtime_ns))
-    os.close(old)
-    os.close(new)
+    source_file = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=source)
+    target_file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=target)
+    offset = 0
+    while count := os.sendfile(target_file, source_file, offset, 1 << 30):
+        offset += count
+    os.fchmod(target_file, stat.S_IMODE(status.st_mode))
+    os.utime(target_file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    os.close(source_file)
+    os.close(target_file)

@@ -21,8 +21,8 @@ from tests.processes import wait_for
 
 ROOT = Path(__file__).parent.parent.parent
 WITHOUT = {
-    "vLLM asleep and awake": "a CPU has no memory of its own that a sleeping vLLM could leave to others",
-    "running states, vllm": "vLLM loses running states on a CPU when several rollouts are under way",
+    "vLLM asleep and awake": "a CPU has no separate memory that a sleeping vLLM could free",
+    "running states, vllm": "vLLM loses running states on a CPU when several rollouts run at the same time",
     "rows laid end to end (FlashAttention)": "FlashAttention is not here; on a GPU: pip install flash-attn",
 }
 """What a CPU has not, and what is said of it."""

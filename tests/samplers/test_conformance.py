@@ -135,8 +135,8 @@ class ManyPrompts(Repl):
     [
         (Waits, "every rollout ends", "were ended by the wall clock"),
         (Swallows, "cancellation passes", "let CancelledError pass"),
-        (SwallowsEverything, "errors of the engine pass", "catch less"),
-        (SwallowsEverything, "errors of the console pass", "catch less"),
+        (SwallowsEverything, "errors of the engine pass", "catch fewer exceptions"),
+        (SwallowsEverything, "errors of the console pass", "catch fewer exceptions"),
         (NotANumber, "every rollout ends", "NotANumber.rollout: episode.reward(name='bonus') is nan; give a finite"),
         (LosesAToken, "every rollout ends", "the engine's ids differ from the record"),
         (ForgesAMask, "every rollout ends", "text before the first line belongs to the prompt"),

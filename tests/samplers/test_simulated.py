@@ -129,8 +129,8 @@ def test_a_request_that_may_go_better_is_repeated(failing: list[int]) -> None:
     [
         ([500], "did not answer 3 requests: status 500: failed", 3),
         ([400], "refuses the request, status 400: failed", 1),
-        ([b"<html>"], "it is no chat completion", 1),
-        ([b'{"choices": []}'], "it is no chat completion", 1),
+        ([b"<html>"], "it is not a chat completion", 1),
+        ([b'{"choices": []}'], "it is not a chat completion", 1),
     ],
 )
 def test_an_address_that_does_not_answer_drops_the_rollout(
@@ -173,7 +173,7 @@ def test_what_a_function_says_of_the_turn_is_told_to_the_model() -> None:
     [
         (lambda: FeedbackSampler(user="gpt"), "user is 'gpt'; give model:FOLDER, or the http"),
         (lambda: FeedbackSampler(user="model:/no/such/folder"), "there is no model"),
-        (lambda: FeedbackSampler(user="http://x/v1", user_engine="vllm"), "the server at the address has an engine"),
+        (lambda: FeedbackSampler(user="http://x/v1", user_engine="vllm"), "the server chooses its own engine"),
         (lambda: FeedbackSampler(user="http://x/v1", user_key="NO_SUCH_VARIABLE"), "name an environment variable"),
         (lambda: FeedbackSampler(user_system="Be kind."), "have no effect without one"),
         (lambda: FeedbackSampler(user="http://x/v1", user_tokens=0), "user_tokens is 0; give at least 1"),

@@ -192,7 +192,7 @@ def test_a_container_that_is_killed_is_replaced(nothing_left: None) -> None:
             async with sandbox.session() as session:
                 await session.push("1")
                 await asyncio.to_thread(_docker, "kill", *_containers())
-                with pytest.raises(SandboxLost, match="what made the console is gone"):
+                with pytest.raises(SandboxLost, match="the fork server of the console is gone"):
                     await session.push("2")
                 assert session.ended
             async with sandbox.session() as session:

@@ -32,7 +32,7 @@ async def born_too_late() -> None:
 
 
 def test_a_console_that_is_born_as_its_fork_server_is_let_go_is_a_fault_of_ours() -> None:
-    with pytest.raises(SandboxFault, match="a console died at birth: nothing"):
+    with pytest.raises(SandboxFault, match="a console died at its start: nothing"):
         asyncio.run(born_too_late())
 
 

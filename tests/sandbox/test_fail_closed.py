@@ -163,7 +163,7 @@ def test_too_few_open_files_are_one_error_and_not_an_abort_of_the_socket_library
     done = subprocess.run([sys.executable, "-c", FEW, "16", "16"], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     expected = (
-        "SandboxUnavailable: this process may open 16 files, and 6 consoles need 176; raise the limit (ulimit -n 176)"
+        "SandboxUnavailable: this process may open 16 files, and its consoles need 176; raise the limit (ulimit -n 176)"
     )
     assert done.stderr.splitlines()[-1].endswith(expected), done.stderr
 

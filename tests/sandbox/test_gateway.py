@@ -103,7 +103,7 @@ def test_what_is_wrong_with_a_server_is_told_before_anything_starts(
     assert "has no kernel 'julia'; name one of ours, python3, sealed behind the #" in problem(URL, f"{here.url}#julia")
     nobody = f"http://127.0.0.1:{free_port()}"
     assert f"{nobody} cannot be reached" in problem(URL, nobody)
-    assert "is no Jupyter server (status 404" in problem(URL, f"{here.url}/elsewhere")
+    assert "is not a Jupyter server (status 404" in problem(URL, f"{here.url}/elsewhere")
     assert here.kernels() == []
 
 

@@ -272,14 +272,14 @@ def test_an_interpreter_that_has_gone_is_named_with_the_link_that_led_to_it(tmp_
     first = f"os.unlink({str(python)!r}); os.symlink({str(gone)!r}, {str(python)!r})"
     said = ask(python, ["1"], first=first)
     assert isinstance(said, str)
-    assert f"sandbox 'local' needs {python}, which leads to {gone}, which is not there; " in said
+    assert f"sandbox 'local' needs {python}, which leads to {gone}, which does not exist; " in said
 
 
 def test_an_interpreter_behind_a_circle_of_links_is_named(tmp_path: Path) -> None:
     python = environment(tmp_path / "env")
     said = ask(python, ["1"], first=f"os.unlink({str(python)!r}); os.symlink({str(python)!r}, {str(python)!r})")
     assert isinstance(said, str)
-    assert f"needs {python}, which goes round in a circle" in said
+    assert f"needs {python}, which is a circle of links" in said
 
 
 LOOKED_FOR = ("/etc/fonts", "/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/etc/locale.alias", "/etc/mime.types")

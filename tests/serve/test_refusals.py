@@ -18,7 +18,7 @@ from repl_rl.serve.auth import VARIABLE, ApiKeys, read_keys
 from repl_rl.serve.conversation_service import ServerLimits
 from repl_rl.serve.http_errors import RequestError
 from repl_rl.serve.openai_requests import NEUTRAL, ChatCompletionRequest, ReplOptions, parse_request
-from repl_rl.serve.routes import MOST_BYTES
+from repl_rl.serve.routes import MAX_BODY_BYTES
 from tests.processes import wait_for
 from tests.serve.served import MODEL, Server, Stuck, ask, question, scripted, served, stream
 
@@ -273,7 +273,7 @@ def test_only_json_is_read_so_that_no_form_of_another_page_is(server: Server) ->
 
 @pytest.mark.parametrize("announced", [True, False])
 def test_a_body_that_is_too_long_is_refused(server: Server, announced: bool) -> None:
-    body = json.dumps(question("x" * MOST_BYTES)).encode()
+    body = json.dumps(question("x" * MAX_BODY_BYTES)).encode()
     parts = iter([body[i : i + 65536] for i in range(0, len(body), 65536)])
     headers = {"Content-Type": "application/json"}
     said = httpx.post(f"{server.address}/v1/chat/completions", content=body if announced else parts, headers=headers)

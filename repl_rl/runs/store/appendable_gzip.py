@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from repl_rl.errors import StoreError
-from repl_rl.tasks.bounded_decompression import MOST_RECORD_BYTES, beyond, most_unpacked
+from repl_rl.tasks.bounded_decompression import MAX_RECORD_BYTES, compute_max_unpacked_bytes, describe_size_error
 
 _HEAD = struct.Struct("<2sBBLBB")  # gzip: magic, method, flags, time, extra flags, system
 _FIELD = struct.Struct("<H2sHL")  # length of the extra field; our subfield: name, length, size of the member
@@ -110,18 +110,18 @@ def is_plain_gzip(path: Path) -> bool:
 def read_plain_lines(path: Path) -> Iterator[bytes | DamagedRegion]:
     """Yield the lines of a plain file, and at most one `DamagedRegion`, as the last item."""
     # Limit each line and the whole file, so that a hostile file cannot fill the memory.
-    unpacked, most = 0, most_unpacked(path.stat().st_size)
+    unpacked, most = 0, compute_max_unpacked_bytes(path.stat().st_size)
     with gzip.open(path, "rb") as file:
         try:
-            while line := file.readline(MOST_RECORD_BYTES + 1):
+            while line := file.readline(MAX_RECORD_BYTES + 1):
                 unpacked += len(line)
-                if len(line) > MOST_RECORD_BYTES:
+                if len(line) > MAX_RECORD_BYTES:
                     yield DamagedRegion(
-                        path, 0, f"a line has more than {MOST_RECORD_BYTES:,} bytes; the rest is not read"
+                        path, 0, f"a line has more than {MAX_RECORD_BYTES:,} bytes; the rest is not read"
                     )
                     return
                 if unpacked > most:
-                    yield DamagedRegion(path, 0, beyond(most))
+                    yield DamagedRegion(path, 0, describe_size_error(most))
                     return
                 yield line
         except (EOFError, OSError, zlib.error) as error:
@@ -132,7 +132,7 @@ def unpack_member(place: RecordLocation) -> bytes:
     """Return the record at `place`.
 
     Raises:
-        StoreError: it is damaged, or larger than `MOST_RECORD_BYTES`.
+        StoreError: it is damaged, or larger than `MAX_RECORD_BYTES`.
     """
     # A plain file has no index, so read it from its beginning.
     if place.is_plain:
@@ -141,19 +141,19 @@ def unpack_member(place: RecordLocation) -> bytes:
                 return line
         raise StoreError(f"{place.path}, line {place.offset + 1}: it is not there any more")
     where = f"{place.path} from byte {place.offset}: {place.id!r}"
-    if place.size > MOST_RECORD_BYTES:
-        raise StoreError(f"{where} has more than {MOST_RECORD_BYTES:,} bytes, which is no trajectory")
+    if place.size > MAX_RECORD_BYTES:
+        raise StoreError(f"{where} has more than {MAX_RECORD_BYTES:,} bytes, which is no trajectory")
     with place.path.open("rb") as file:
         file.seek(place.offset)
         member = file.read(place.size)
     unpacking = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     try:
         # Ask for one byte more than allowed, so that a record that is too long shows.
-        record = unpacking.decompress(member, MOST_RECORD_BYTES + 1)
+        record = unpacking.decompress(member, MAX_RECORD_BYTES + 1)
     except zlib.error as error:
         raise StoreError(f"{where} is damaged: {error}") from error
-    if len(record) > MOST_RECORD_BYTES:
-        raise StoreError(f"{where} unpacks to more than {MOST_RECORD_BYTES:,} bytes, which is no trajectory")
+    if len(record) > MAX_RECORD_BYTES:
+        raise StoreError(f"{where} unpacks to more than {MAX_RECORD_BYTES:,} bytes, which is no trajectory")
     if not unpacking.eof or unpacking.unused_data:
         raise StoreError(f"{where} is damaged: it does not end where it says")
     return record

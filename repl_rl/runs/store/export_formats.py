@@ -25,11 +25,11 @@ from repl_rl.runs.store.trajectory_json import dump_record, parse_record
 from repl_rl.tasks import Workspace
 from repl_rl.tasks.bounded_decompression import (
     Record,
-    beyond,
-    most_claimed,
-    most_unpacked,
-    parquet_records,
-    size_of_record,
+    compute_claimed_bytes,
+    compute_max_unpacked_bytes,
+    describe_size_error,
+    estimate_record_bytes,
+    read_parquet_records,
 )
 from repl_rl.trajectory.console_text import PS1, PS2, TypedLineTracker
 from repl_rl.trajectory.trajectory import Line, LineEnd, Observed, Sampled, Stop, Trajectory, spread
@@ -453,16 +453,16 @@ def _open_parquet(source: Path) -> Iterator[TrajectoryTable]:
 
     try:
         file = ParquetFile(source)
-        most = most_unpacked(source.stat().st_size)
+        most = compute_max_unpacked_bytes(source.stat().st_size)
     # The library raises many types of errors, which have no common base class.
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise StoreError(f"{source} cannot be read as a table: {reason}") from error
     with file:
-        if most_claimed(file.metadata) > most:
-            raise StoreError(f"{source} cannot be read as a table: {beyond(most)}")
+        if compute_claimed_bytes(file.metadata) > most:
+            raise StoreError(f"{source} cannot be read as a table: {describe_size_error(most)}")
         names = file.schema_arrow.names
-        entries = _limit_entries(source, parquet_records(file, most), most)
+        entries = _limit_entries(source, read_parquet_records(file, most), most)
         yield TrajectoryTable(entries, file.metadata.num_rows, tuple(name for name in names if name not in COLUMNS))
 
 
@@ -483,9 +483,9 @@ def _limit_entries(source: Path, records: Iterable[Record], most: int) -> Iterat
             raise StoreError(f"{where} cannot be read: {' '.join(str(error).split())[:200]}") from error
         if row is None:
             return
-        taken += size_of_record(row)
+        taken += estimate_record_bytes(row)
         if taken > most:
-            raise StoreError(f"{source} cannot be read as a table: {beyond(most)}")
+            raise StoreError(f"{source} cannot be read as a table: {describe_size_error(most)}")
         yield parse_table_row(row, where)
 
 

@@ -20,7 +20,7 @@ from repl_rl.runs.store.appendable_gzip import (
     unpack_member,
 )
 from repl_rl.runs.store.trajectory_json import dump_record, parse_record, store_workspace
-from repl_rl.tasks.bounded_decompression import beyond, most_unpacked
+from repl_rl.tasks.bounded_decompression import compute_max_unpacked_bytes, describe_size_error
 from repl_rl.trajectory.trajectory import Trajectory
 from repl_rl.utils.atomic_files import is_inside
 
@@ -160,7 +160,7 @@ class Store:
     def __iter__(self) -> Iterator[CreditedTrajectory]:
         """Yield all readable trajectories in order. A damaged one is skipped and added to `damaged_regions`."""
         plain: Path | None = None
-        unpacked, most = 0, most_unpacked(self._size)
+        unpacked, most = 0, compute_max_unpacked_bytes(self._size)
         for place in self._places:
             # A plain file can only be read from its beginning, so all its entries come at its first place.
             if place.is_plain:
@@ -173,7 +173,7 @@ class Store:
                 # Limit the total, so that a hostile file cannot fill the memory.
                 unpacked += len(record)
                 if unpacked > most:
-                    self._record_damage(DamagedRegion(place.path, place.offset, beyond(most)))
+                    self._record_damage(DamagedRegion(place.path, place.offset, describe_size_error(most)))
                     return
                 entry = _parse_record(place, record)
             except StoreError as error:

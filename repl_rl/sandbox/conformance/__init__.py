@@ -86,8 +86,8 @@ def load_doctest_transcripts(limit: int | None = None) -> list[Transcript]:
     library = Path(sysconfig.get_path("stdlib"))
     paths = [library / "test" / f"{name}.py" for name in _HARVESTED.split()]
     paths += [library / f"{name}.py" for name in _HARVESTED_MODULES.split()]
-    found = list(iterate_transcripts(path for path in paths if path.exists()))
-    return found[:limit]
+    transcripts = list(iterate_transcripts(path for path in paths if path.exists()))
+    return transcripts[:limit]
 
 
 async def check_fidelity(
@@ -102,17 +102,19 @@ async def check_fidelity(
     first, second = await run_reference(cases, command), await run_reference(cases, command)
     both = zip(cases, select_reproducible(first, second), strict=True)
     stable = [(case, texts) for case, texts in both if texts is not None]
-    wrong = await compare_with_reference(sandbox, [case for case, _ in stable], [texts for _, texts in stable])
+    mismatches = await compare_with_reference(sandbox, [case for case, _ in stable], [texts for _, texts in stable])
     lines = sum(len(texts) for _, texts in stable)
     examples = sum(case.example_count for case, _ in stable)
     left_out = len(cases) - len(stable)
-    detail = f"{examples} examples, {lines} lines, {len(wrong)} sessions differ, {left_out} not reproducible left out"
-    rows = [SandboxCheckResult("fidelity", section, not wrong, detail)]
+    detail = (
+        f"{examples} examples, {lines} lines, {len(mismatches)} sessions differ, {left_out} not reproducible left out"
+    )
+    rows = [SandboxCheckResult("fidelity", section, not mismatches, detail)]
     rows += [
         SandboxCheckResult(
             "fidelity", f"{bad.name}: {bad.line[:60]!r}", False, f"expected {bad.expected!r}, got {bad.actual!r}"
         )
-        for bad in wrong
+        for bad in mismatches
     ]
     return rows
 
@@ -161,9 +163,9 @@ async def check_workspaces(
     for name in WORKSPACE_CHECKS:
         problem = await run_workspace_check(sandbox, name)
         rows.append(SandboxCheckResult("workspace", name, not problem, problem))
-    begun = WorkspaceSandbox(sandbox, EMPTYISH)
-    inherited = await check_limits(begun, unlimited)
-    inherited += await check_isolation(begun) if isolates else []
+    workspace_sandbox = WorkspaceSandbox(sandbox, EMPTYISH)
+    inherited = await check_limits(workspace_sandbox, unlimited)
+    inherited += await check_isolation(workspace_sandbox) if isolates else []
     return [*rows, *(replace(row, section=f"workspace, {row.section}") for row in inherited)]
 
 
@@ -187,18 +189,18 @@ async def run_suite(kind: SandboxConfig | str, *, doctests: int | None = 60) -> 
     """
     cases = load_doctest_transcripts(doctests)
     variants = [variant for case in cases for variant in (wrap_in_blocks(case), join_statements(case)) if variant.lines]
-    chosen = SANDBOXES.resolve(kind)
+    config = SANDBOXES.resolve(kind)
     # Small limits, so that the checks hit them quickly.
-    async with open_sandbox(chosen, limits=CHECK_LIMITS) as sandbox:
-        checked = await check_isolation(sandbox) if chosen.isolates else []
-        checked += await check_limits(sandbox, chosen.unenforced_limits)
+    async with open_sandbox(config, limits=CHECK_LIMITS) as sandbox:
+        checked = await check_isolation(sandbox) if config.isolates else []
+        checked += await check_limits(sandbox, config.unenforced_limits)
         checked += await check_host_calls(sandbox)
         checked += await measure_latency(sandbox)
-    async with open_sandbox(chosen, limits=WORKSPACE_LIMITS) as sandbox:
-        checked += await check_workspaces(sandbox, isolates=chosen.isolates, unlimited=chosen.unenforced_limits)
+    async with open_sandbox(config, limits=WORKSPACE_LIMITS) as sandbox:
+        checked += await check_workspaces(sandbox, isolates=config.isolates, unlimited=config.unenforced_limits)
     # Fidelity is checked with the default limits.
-    async with open_sandbox(chosen) as sandbox:
-        command = chosen.build_reference_command(SCRIPT)
+    async with open_sandbox(config) as sandbox:
+        command = config.build_reference_command(SCRIPT)
         rows = await check_fidelity(sandbox, load_edge_transcripts(), "corner cases", command)
         rows += await check_fidelity(sandbox, cases, "doctests", command)
         rows += await check_fidelity(sandbox, variants, "doctests in blocks and joined", command)

@@ -314,20 +314,20 @@ async def run_probe(sandbox: Sandbox, probe: IsolationProbe) -> str:
 
 async def check_foreign_terminal(sandbox: Sandbox) -> str:
     """Return an empty string if a console cannot reach the terminal of a sibling, else the text that it printed."""
-    async with sandbox.session() as one, sandbox.session() as other:
-        for session in (one, other):
+    async with sandbox.session() as first, sandbox.session() as second:
+        for session in (first, second):
             await session.push("import os")
-        path = (await one.push("a, b = os.openpty(); print(os.ttyname(b))")).text.strip()
-        seen = (await other.push("{*os.listdir('/dev/pts')} - {'ptmx'}")).text
-        if seen != "set()\n":
-            return f"a sibling's terminals are seen: {seen}"
+        path = (await first.push("a, b = os.openpty(); print(os.ttyname(b))")).text.strip()
+        terminals = (await second.push("{*os.listdir('/dev/pts')} - {'ptmx'}")).text
+        if terminals != "set()\n":
+            return f"a sibling's terminals are seen: {terminals}"
         # Write to the sibling's terminal by its path; the first console must read nothing.
-        await other.push("a, b = os.openpty()")
-        await other.push(f"_ = os.write(os.open({path!r}, os.O_RDWR | os.O_NOCTTY), b'secret')")
-        await one.push("os.set_blocking(a, False)")
+        await second.push("a, b = os.openpty()")
+        await second.push(f"_ = os.write(os.open({path!r}, os.O_RDWR | os.O_NOCTTY), b'secret')")
+        await first.push("os.set_blocking(a, False)")
         for line in _make_refused_lines("print(os.read(a, 9))"):
-            said = (await one.push(line)).text
-    return "" if said == _REFUSED else said
+            output = (await first.push(line)).text
+    return "" if output == _REFUSED else output
 
 
 def read_host_namespaces() -> dict[str, str]:
@@ -352,7 +352,7 @@ async def read_console_namespaces(sandbox: Sandbox, count: int) -> list[dict[str
     return await asyncio.gather(*(read_one(barrier) for _ in range(count)))
 
 
-def find_shared_namespaces(found: Sequence[dict[str, str]]) -> list[str]:
+def find_shared_namespaces(namespaces: Sequence[dict[str, str]]) -> list[str]:
     """Return the kinds of namespaces that a console shares with another one or with the host."""
-    everybody = [read_host_namespaces(), *found]
-    return [space for space in _SPACES if len({each[space] for each in everybody}) < len(everybody)]
+    everybody = [read_host_namespaces(), *namespaces]
+    return [space for space in _SPACES if len({console[space] for console in everybody}) < len(everybody)]

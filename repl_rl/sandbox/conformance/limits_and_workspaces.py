@@ -108,7 +108,7 @@ def _describe_problem(check: LimitCheck, result: LineResult, ended: bool) -> str
     if result.status is not check.status:
         return f"status {result.status.value}: {result.text[-200:]}"
     if ended is not check.ended:
-        return "the session ended" if ended else "the session goes on"
+        return "the session ended" if ended else "the session continues"
     if check.expected_text not in result.text:
         return f"it printed {result.text[-200:]!r}"
     deadline = CHECK_LIMITS.line_timeout_s + _SLACK_S
@@ -133,8 +133,8 @@ class FixtureWorkspace:
         self, values: Mapping[str, object] | None = None, files: Mapping[str, bytes] | None = None, *lines: str
     ) -> None:
         laid = {path: base64.b64encode(data).decode() for path, data in (files or {}).items()}
-        said: dict[str, object] = {"values": values or {}, "files": laid, "lines": lines, "preload": [], "told": None}
-        self.content = json.dumps(said).encode()
+        parts: dict[str, object] = {"values": values or {}, "files": laid, "lines": lines, "preload": [], "told": None}
+        self.content = json.dumps(parts).encode()
         self.digest = hashlib.sha256(self.content).hexdigest()
 
 
@@ -168,32 +168,40 @@ async def check_siblings(sandbox: Sandbox) -> str:
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(open_console(sandbox, KEPT))
         second = await stack.enter_async_context(open_console(sandbox, KEPT))
-        before = await _run_lines_for_text(first, (_SHOW_STATE,))
+        before_change = await _run_lines_for_text(first, (_SHOW_STATE,))
         await _run_lines_for_text(first, _CHANGES)
-        seen = await _run_lines_for_text(second, (_SHOW_STATE,))
-    async with open_console(sandbox, KEPT) as later:
-        after = await _run_lines_for_text(later, (_SHOW_STATE,))
-    return next((f"it saw {text!r}" for text in (before, seen, after) if text != _EXPECTED_STATE), "")
+        sibling_state = await _run_lines_for_text(second, (_SHOW_STATE,))
+    async with open_console(sandbox, KEPT) as later_console:
+        later_state = await _run_lines_for_text(later_console, (_SHOW_STATE,))
+    return next(
+        (f"it saw {text!r}" for text in (before_change, sibling_state, later_state) if text != _EXPECTED_STATE), ""
+    )
 
 
 async def check_strangers(sandbox: Sandbox) -> str:
     """Return an empty string if consoles without this workspace see no part of it."""
-    look = "import os; 'rows' in globals(), os.path.exists('kept.txt')"
-    async with open_console(sandbox, KEPT), open_console(sandbox, EMPTYISH) as other, sandbox.session() as plain:
-        seen = [await _run_lines_for_text(console, (look,)) for console in (other, plain)]
-    return "" if seen == ["(False, False)\n"] * 2 else f"they saw {seen}"
+    probe = "import os; 'rows' in globals(), os.path.exists('kept.txt')"
+    async with (
+        open_console(sandbox, KEPT),
+        open_console(sandbox, EMPTYISH) as other_workspace,
+        sandbox.session() as plain,
+    ):
+        outputs = [await _run_lines_for_text(console, (probe,)) for console in (other_workspace, plain)]
+    return "" if outputs == ["(False, False)\n"] * 2 else f"they saw {outputs}"
 
 
 async def check_descriptors(sandbox: Sandbox) -> str:
     """Return an empty string if a console holds no more descriptors than one that began empty."""
     count = "import os; len(os.listdir('/proc/self/fd'))"
-    async with sandbox.session() as plain, open_console(sandbox, KEPT) as begun:
+    async with sandbox.session() as plain, open_console(sandbox, KEPT) as with_workspace:
         for _ in range(_COMPARISONS):
-            without, held = [int(await _run_lines_for_text(console, (count,))) for console in (plain, begun)]
-            if held <= without:
+            without_count, with_count = [
+                int(await _run_lines_for_text(console, (count,))) for console in (plain, with_workspace)
+            ]
+            if with_count <= without_count:
                 return ""
             await asyncio.sleep(_PAUSE_S)
-    return f"{without} descriptors without, {held} with a workspace"
+    return f"{without_count} descriptors without, {with_count} with a workspace"
 
 
 async def check_refusals(sandbox: Sandbox) -> str:
@@ -207,16 +215,16 @@ async def check_refusals(sandbox: Sandbox) -> str:
         "a process": FixtureWorkspace(None, None, "import subprocess", "p = subprocess.Popen(['sleep', '99'])"),
         "its death": FixtureWorkspace(None, None, "import os", "os._exit(0)"),
     }
-    made = [name for name, setup in bad.items() if not await _is_refused(sandbox, setup)]
-    return f"not refused: {', '.join(made)}" if made else ""
+    accepted = [name for name, setup in bad.items() if not await _is_refused(sandbox, setup)]
+    return f"not refused: {', '.join(accepted)}" if accepted else ""
 
 
 async def check_endless_workspace(sandbox: Sandbox) -> str:
     """Return an empty string if a workspace that never ends is rejected, while siblings of other workspaces run on."""
     async with asyncio.TaskGroup() as both:
         stuck = both.create_task(_is_refused(sandbox, FixtureWorkspace(None, None, "while True: pass")))
-        beside = both.create_task(check_siblings(sandbox))
-    return beside.result() or ("" if stuck.result() else "not refused")
+        sibling_task = both.create_task(check_siblings(sandbox))
+    return sibling_task.result() or ("" if stuck.result() else "not refused")
 
 
 async def _is_refused(sandbox: Sandbox, setup: WorkspaceContent) -> bool:

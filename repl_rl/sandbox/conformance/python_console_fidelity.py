@@ -162,17 +162,17 @@ async def compare_with_reference(
 
     async def compare_one(transcript: Transcript, texts: list[str]) -> Mismatch | None:
         async with gate:
-            got = await replay_transcript(sandbox, transcript)
-        return _find_first_difference(transcript, texts, got)
+            actual = await replay_transcript(sandbox, transcript)
+        return _find_first_difference(transcript, texts, actual)
 
-    found = await asyncio.gather(*map(compare_one, transcripts, expected))
-    return [mismatch for mismatch in found if mismatch is not None]
+    differences = await asyncio.gather(*map(compare_one, transcripts, expected))
+    return [mismatch for mismatch in differences if mismatch is not None]
 
 
-def _find_first_difference(transcript: Transcript, expected: list[str], got: list[str]) -> Mismatch | None:
-    for line, want, have in zip(transcript.lines, expected, got, strict=False):
-        if _normalize_addresses(want) != _normalize_addresses(have):
-            return Mismatch(transcript.name, line, want, have)
-    if len(expected) != len(got):
-        return Mismatch(transcript.name, "(end)", f"{len(expected)} lines", f"{len(got)} lines")
+def _find_first_difference(transcript: Transcript, expected: list[str], actual: list[str]) -> Mismatch | None:
+    for line, expected_text, have in zip(transcript.lines, expected, actual, strict=False):
+        if _normalize_addresses(expected_text) != _normalize_addresses(have):
+            return Mismatch(transcript.name, line, expected_text, have)
+    if len(expected) != len(actual):
+        return Mismatch(transcript.name, "(end)", f"{len(expected)} lines", f"{len(actual)} lines")
     return None

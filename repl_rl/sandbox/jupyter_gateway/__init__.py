@@ -22,7 +22,7 @@ class Gateway(SandboxConfig):
     is_remote: ClassVar[bool] = True
     unenforced_limits: ClassVar[frozenset[str]] = frozenset({"processes", "inodes", "CPU time of all processes"})
 
-    def open(self, births: SandboxOptions) -> AbstractAsyncContextManager[Sandbox]:
+    def open(self, options: SandboxOptions) -> AbstractAsyncContextManager[Sandbox]:
         """See `SandboxConfig.open`.
 
         Raises:
@@ -33,4 +33,4 @@ class Gateway(SandboxConfig):
             raise SandboxUnavailable(f"sandbox 'gateway' needs {_CLIENT}; pip install 'repl_rl[gateway]'")
         from repl_rl.sandbox.jupyter_gateway.gateway_console import open_gateway_sandbox  # the client is an extra
 
-        return open_gateway_sandbox(address, births)
+        return open_gateway_sandbox(address, options)

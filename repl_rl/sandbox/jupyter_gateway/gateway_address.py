@@ -36,6 +36,6 @@ class GatewayAddress:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(URL, url, "set it to the address of a Jupyter server, such as http://host:8888")
         if parts.query or parts.username or parts.password:
-            shown = parts._replace(query="...", netloc=parts.hostname).geturl()
-            raise ConfigError(URL, shown, f"put the token into {TOKEN} instead: addresses are shown in messages")
+            safe_url = parts._replace(query="...", netloc=parts.hostname).geturl()
+            raise ConfigError(URL, safe_url, f"put the token into {TOKEN} instead: addresses are shown in messages")
         return cls(parts._replace(fragment="").geturl().rstrip("/"), parts.fragment, os.environ.get(TOKEN, ""))

@@ -166,14 +166,14 @@ class GatewayKernels:
         await self._process.stdout.read()
         await self._process.wait()
 
-    async def _send_request(self, what_to_do: str, what: str) -> GatewayResponse:
+    async def _send_request(self, action: str, argument: str) -> GatewayResponse:
         if self._reader.done():
             raise SandboxLost("the process that owns the kernels is gone")
         number = next(self._numbers)
-        self._pending[number] = asked = asyncio.get_running_loop().create_future()
-        self._write_line({"do": what_to_do, "what": what, "number": number})
+        self._pending[number] = response = asyncio.get_running_loop().create_future()
+        self._write_line({"do": action, "what": argument, "number": number})
         try:
-            answer: GatewayResponse = await asked
+            answer: GatewayResponse = await response
             return answer
         finally:
             del self._pending[number]
@@ -194,18 +194,18 @@ class GatewayKernels:
             log.warning("the process that owns the kernels cannot be understood: %s", error)
         finally:
             # No further line is read, so the remaining requests get no answer.
-            for asked in self._pending.values():
-                if not asked.done():
-                    asked.set_exception(SandboxLost("the process that owns the kernels is gone"))
+            for response in self._pending.values():
+                if not response.done():
+                    response.set_exception(SandboxLost("the process that owns the kernels is gone"))
 
     def _handle_response(self, response: _OwnerLine) -> None:
         """Give an answer to its request."""
-        asked, said = self._pending.get(response["number"]), response.get("said")
-        if asked is None and isinstance(said, Mapping) and "id" in said:
+        pending, content = self._pending.get(response["number"]), response.get("said")
+        if pending is None and isinstance(content, Mapping) and "id" in content:
             # The request was cancelled, but the kernel has started.
-            self._end_abandoned_kernel(said["id"])
-        elif asked is not None and not asked.done():
-            asked.set_result(GatewayResponse(response["status"], said, response.get("error", "")))
+            self._end_abandoned_kernel(content["id"])
+        elif pending is not None and not pending.done():
+            pending.set_result(GatewayResponse(response["status"], content, response.get("error", "")))
 
     def _end_abandoned_kernel(self, kernel_id: str) -> None:
         """End a kernel whose request was cancelled before it started."""
@@ -251,17 +251,17 @@ class KernelWebSocket:
         """
         if not self.is_open:
             raise SandboxLost("the connection to the Jupyter server is gone, and the console with it")
-        asked = self._client.execute(code, silent=True, user_expressions={"said": value}, allow_stdin=True)
-        content = self._wait_for_reply(asked, limit_s, answer)
+        request_id = self._client.execute(code, silent=True, user_expressions={"said": value}, allow_stdin=True)
+        content = self._wait_for_reply(request_id, limit_s, answer)
         # The part that reports an error: the reply itself, or the result of the expression in it.
-        wrong = content
+        failure = content
         if content.get("status") == "ok":
-            wrong = _get_table(_get_table(content, "user_expressions"), "said")
-            if wrong.get("status") == "ok":
-                return str(_get_table(wrong, "data").get("text/plain"))
-        raise SandboxFault(f"the kernel says {wrong.get('ename')}: {wrong.get('evalue')}")
+            failure = _get_table(_get_table(content, "user_expressions"), "said")
+            if failure.get("status") == "ok":
+                return str(_get_table(failure, "data").get("text/plain"))
+        raise SandboxFault(f"the kernel says {failure.get('ename')}: {failure.get('evalue')}")
 
-    def _wait_for_reply(self, asked: str, limit_s: float, answer: Callable[[str], str]) -> Content:
+    def _wait_for_reply(self, request_id: str, limit_s: float, answer: Callable[[str], str]) -> Content:
         deadline = time.monotonic() + limit_s
         while True:
             try:
@@ -269,18 +269,18 @@ class KernelWebSocket:
             except Empty:
                 self._raise_if_closed()
             else:
-                if _get_table(reply, "parent_header").get("msg_id") == asked:
+                if _get_table(reply, "parent_header").get("msg_id") == request_id:
                     return _get_table(reply, "content")
             # Questions of the kernel are calls of host functions.
             for question in self._client.stdin_channel.get_msgs():
-                if _get_table(question, "parent_header").get("msg_id") == asked:
+                if _get_table(question, "parent_header").get("msg_id") == request_id:
                     prompt = _get_table(question, "content").get("prompt")
                     if not isinstance(prompt, str):
                         raise SandboxFault("the kernel asks without a prompt")
                     # The time of the host's answer does not count towards the limit.
-                    begun = time.monotonic()
+                    start = time.monotonic()
                     self._client.input(answer(prompt))
-                    deadline += time.monotonic() - begun
+                    deadline += time.monotonic() - start
             if time.monotonic() > deadline:
                 raise SandboxLost(f"the Jupyter server has not answered for {limit_s:g} s")
 
@@ -309,24 +309,24 @@ def _get_table(content: Content, name: str) -> Content:
     Raises:
         SandboxFault: it is missing, or no table.
     """
-    found = content.get(name)
-    if not isinstance(found, Mapping):
+    table = content.get(name)
+    if not isinstance(table, Mapping):
         raise SandboxFault(f"a message of the kernel has no table {name!r}")
-    return found
+    return table
 
 
-def parse_relay_reply(said: str) -> dict[str, object]:
+def parse_relay_reply(reply: str) -> dict[str, object]:
     """Parse the reply of a relay.
 
     Raises:
         SandboxFault: it is not a JSON object.
     """
     try:
-        value = json.loads(said)
+        value = json.loads(reply)
     except (ValueError, RecursionError) as error:
-        raise SandboxFault(f"a relay said {said[:80]!r}") from error
+        raise SandboxFault(f"a relay said {reply[:80]!r}") from error
     if not isinstance(value, dict):
-        raise SandboxFault(f"a relay said {said[:80]!r}")
+        raise SandboxFault(f"a relay said {reply[:80]!r}")
     return value
 
 
@@ -342,10 +342,12 @@ class _GatewayExit:
 class GatewaySession:
     """Console that is reached through its relay next to a Jupyter kernel. Two tasks must not use it at once."""
 
-    def __init__(self, link: KernelWebSocket, threads: Executor, limits: Limits, let_go: Callable[[], None]) -> None:
-        """`let_go` ends its kernel."""
-        self._link, self._threads, self._limits, self._let_go = link, threads, limits, let_go
-        self._typed = PendingCell(decide=False)
+    def __init__(
+        self, websocket: KernelWebSocket, threads: Executor, limits: Limits, end_kernel: Callable[[], None]
+    ) -> None:
+        """`end_kernel` ends its kernel."""
+        self._websocket, self._threads, self._limits, self._end_kernel = websocket, threads, limits, end_kernel
+        self._pending_cell = PendingCell(decide=False)
         self._host: HostCallHandler | None = None
         self._offer_sent = self._ended = self._closed = False
         self.python_version = (0, 0, 0)
@@ -358,7 +360,7 @@ class GatewaySession:
     @property
     def is_dead(self) -> bool:
         """True once the connection is lost or closed."""
-        return not self._link.is_open
+        return not self._websocket.is_open
 
     def offer_functions(self, host: HostCallHandler) -> None:
         """As `SupportsHostFunctions.offer_functions`."""
@@ -376,33 +378,33 @@ class GatewaySession:
             SandboxFault: no console could be started.
             SandboxLost: its server is gone.
         """
-        chosen = asdict(self._limits)
+        limits = asdict(self._limits)
         names = ("cpu_s", "memory_mb", "output_bytes", "processes", "disk_mb")
-        request = {name: chosen[name] for name in names} | {"open_files": OPEN_FILES, "inodes": INODES, "uid": 0}
+        request = {name: limits[name] for name in names} | {"open_files": OPEN_FILES, "inodes": INODES, "uid": 0}
         packed = None if setup is None else _pack_workspace(setup)
-        asked = {"do": "begin", "limits": json.dumps(request), "content": packed}
+        message = {"do": "begin", "limits": json.dumps(request), "content": packed}
         try:
-            said = await self._send_to_relay(asked, self._limits.cpu_s)
+            reply = await self._send_to_relay(message, self._limits.cpu_s)
         except KernelDied:
             raise SandboxFault("a kernel died before its console was born") from None
-        refused = said.get("refused")
-        if setup is not None and isinstance(refused, dict):
-            place, value, problem = (
-                replace_surrogates(str(refused.get(name))) for name in ("place", "value", "problem")
+        problem_report = reply.get("refused")
+        if setup is not None and isinstance(problem_report, dict):
+            location, value, problem = (
+                replace_surrogates(str(problem_report.get(name))) for name in ("place", "value", "problem")
             )
-            raise SetupError(f"workspace {setup.digest[:12]}, {place}", value, f"{problem}; correct the workspace")
+            raise SetupError(f"workspace {setup.digest[:12]}, {location}", value, f"{problem}; correct the workspace")
         # The reply is untrusted: check the shape of the version.
-        version = said.get("python")
+        version = reply.get("python")
         if not (isinstance(version, list) and len(version) == 3 and all(isinstance(part, int) for part in version)):
-            raise SandboxFault(f"no console could be started: {replace_surrogates(str(said.get('fault')))[-2000:]}")
+            raise SandboxFault(f"no console could be started: {replace_surrogates(str(reply.get('fault')))[-2000:]}")
         self.python_version = (version[0], version[1], version[2])
-        self._typed = PendingCell(decide=self.python_version[:2] == sys.version_info[:2])
+        self._pending_cell = PendingCell(decide=self.python_version[:2] == sys.version_info[:2])
 
     async def push(self, line: str) -> LineResult:
         """As `SandboxSession.push`."""
         validate_line(line, ended=self._ended)
-        started = time.perf_counter()
-        code = self._typed.add_line(line)
+        start = time.perf_counter()
+        code = self._pending_cell.add_line(line)
         if isinstance(code, LineResult):
             return code
         # True until the reply comes: after a cancelled push, the state of the console is unknown.
@@ -410,13 +412,13 @@ class GatewaySession:
         # The relay enforces the deadline of the line; this limit is for its reply.
         limit_s = self._limits.line_timeout_s + self._limits.interrupt_grace_s
         grace_s = self._limits.interrupt_grace_s
-        asked = {"do": "line", "code": code, "timeout_s": self._limits.line_timeout_s, "grace_s": grace_s}
+        message = {"do": "line", "code": code, "timeout_s": self._limits.line_timeout_s, "grace_s": grace_s}
         try:
-            said = await self._send_to_relay({**asked, "offer": self._build_offer()}, limit_s)
+            reply = await self._send_to_relay({**message, "offer": self._build_offer()}, limit_s)
         except KernelDied:
             # A line can end its kernel, because only the server isolates the two.
-            return LineResult("", False, LineStatus.KILLED, None, time.perf_counter() - started)
-        return self._make_result(said, time.perf_counter() - started)
+            return LineResult("", False, LineStatus.KILLED, None, time.perf_counter() - start)
+        return self._make_result(reply, time.perf_counter() - start)
 
     def _build_offer(self) -> str | None:
         host, is_sent, self._offer_sent = self._host, self._offer_sent, True
@@ -424,25 +426,25 @@ class GatewaySession:
             return None
         return json.dumps({"functions": dict(host.functions), "argument_bytes": host.argument_bytes})
 
-    def _make_result(self, said: dict[str, object], elapsed_s: float) -> LineResult:
-        interrupted, reply, code = said.get("interrupted") is True, said.get("reply"), said.get("death")
-        if isinstance(reply, dict):
+    def _make_result(self, reply: dict[str, object], elapsed_s: float) -> LineResult:
+        interrupted, claim, code = reply.get("interrupted") is True, reply.get("reply"), reply.get("death")
+        if isinstance(claim, dict):
             try:
-                result = make_result_from_reply(validate_claim(reply), self._limits, elapsed_s, interrupted=interrupted)
+                result = make_result_from_reply(validate_claim(claim), self._limits, elapsed_s, interrupted=interrupted)
             except (MalformedReply, KeyError, TypeError):
                 return LineResult("", False, LineStatus.SANDBOX_FAULT, None, elapsed_s)
-            self._ended = self._typed.update_from_result(result)
+            self._ended = self._pending_cell.update_from_result(result)
             return result
         # Without a reply, the console must have died.
-        text = said.get("text")
-        if "death" not in said or not isinstance(text, str) or not (code is None or isinstance(code, int)):
+        text = reply.get("text")
+        if "death" not in reply or not isinstance(text, str) or not (code is None or isinstance(code, int)):
             return LineResult("", False, LineStatus.SANDBOX_FAULT, None, elapsed_s)
-        died = _GatewayExit(code, replace_surrogates(text), said.get("cut") is True)
-        return make_result_from_exit(died, self._limits, elapsed_s, interrupted=interrupted)
+        exit_info = _GatewayExit(code, replace_surrogates(text), reply.get("cut") is True)
+        return make_result_from_exit(exit_info, self._limits, elapsed_s, interrupted=interrupted)
 
-    async def _send_to_relay(self, asked: Mapping[str, object], limit_s: float) -> dict[str, object]:
+    async def _send_to_relay(self, message: Mapping[str, object], limit_s: float) -> dict[str, object]:
         """Send a request to the relay. The timeout is `limit_s` plus slack for the network."""
-        code = f"_repl_said = {ASK}({json.dumps(asked)!r})"
+        code = f"_repl_said = {ASK}({json.dumps(message)!r})"
         loop = asyncio.get_running_loop()
         calls: set[asyncio.Future[bytes]] = set()
 
@@ -451,9 +453,9 @@ class GatewaySession:
             call = asyncio.run_coroutine_threadsafe(self._answer_host_call(prompt, calls), loop)
             return base64.b64encode(call.result()).decode()
 
-        work = partial(self._link.run_and_read, code, "_repl_said", limit_s + _SLACK_S, answer_input)
+        run_request = partial(self._websocket.run_and_read, code, "_repl_said", limit_s + _SLACK_S, answer_input)
         try:
-            return parse_relay_reply(await loop.run_in_executor(self._threads, work))
+            return parse_relay_reply(await loop.run_in_executor(self._threads, run_request))
         finally:
             for call in calls:
                 call.cancel()
@@ -476,8 +478,8 @@ class GatewaySession:
         self._ended = True
         if not self._closed:
             self._closed = True
-            self._threads.submit(self._link.close)
-            self._let_go()
+            self._threads.submit(self._websocket.close)
+            self._end_kernel()
 
 
 def _pack_workspace(setup: WorkspaceContent) -> str:
@@ -491,12 +493,12 @@ def _pack_workspace(setup: WorkspaceContent) -> str:
 class _GatewayConsoleFactory:
     """Source of consoles: one kernel of the server per console."""
 
-    def __init__(self, kernels: GatewayKernels, address: GatewayAddress, births: SandboxOptions) -> None:
+    def __init__(self, kernels: GatewayKernels, address: GatewayAddress, options: SandboxOptions) -> None:
         self.kernel = address.kernel
         """Name of the kernel to start. Empty means the server's default."""
         self.threads = ThreadPoolExecutor(_THREADS, "gateway")
-        self._kernels, self._address, self._births = kernels, address, births
-        self._cell = _build_setup_cell(births.preload)
+        self._kernels, self._address, self._options = kernels, address, options
+        self._cell = _build_setup_cell(options.preload)
 
     async def open_console(self) -> GatewaySession:
         """Start a fresh console. If the server is away, retry for a while.
@@ -508,23 +510,23 @@ class _GatewayConsoleFactory:
         for pause_s in PATIENCE_S:
             try:
                 return await self.try_open_console()
-            except SandboxLost as lost:
-                log.warning("no console can be started (%s); the next try is in %g s", lost, pause_s)
+            except SandboxLost as error:
+                log.warning("no console can be started (%s); the next try is in %g s", error, pause_s)
                 await asyncio.sleep(pause_s)
         return await self.try_open_console()
 
     async def try_open_console(self) -> GatewaySession:
         """As `open_console`, but without retries."""
         kernel_id = await self._kernels.start_kernel(self.kernel)
-        link = KernelWebSocket(self._address, kernel_id)
-        let_go = partial(self._kernels.end_kernel, kernel_id)
-        session = GatewaySession(link, self.threads, self._births.limits, let_go)
+        websocket = KernelWebSocket(self._address, kernel_id)
+        end_kernel = partial(self._kernels.end_kernel, kernel_id)
+        session = GatewaySession(websocket, self.threads, self._options.limits, end_kernel)
         try:
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self.threads, link.connect)
+            await loop.run_in_executor(self.threads, websocket.connect)
             # The set-up cell starts the relay, which then starts the console.
-            set_up = partial(link.run_and_read, self._cell, f"callable({ASK})", _SET_UP_S, _answer_nothing)
-            await loop.run_in_executor(self.threads, set_up)
+            run_setup_cell = partial(websocket.run_and_read, self._cell, f"callable({ASK})", _SET_UP_S, _answer_nothing)
+            await loop.run_in_executor(self.threads, run_setup_cell)
             await session.start_console()
         except KernelDied:
             session.close()
@@ -580,28 +582,28 @@ class GatewaySandbox:
 
 
 @asynccontextmanager
-async def open_gateway_sandbox(address: GatewayAddress, births: SandboxOptions) -> AsyncIterator[GatewaySandbox]:
+async def open_gateway_sandbox(address: GatewayAddress, options: SandboxOptions) -> AsyncIterator[GatewaySandbox]:
     """Serve consoles from a pool of a server's kernels for the duration of the context.
 
     Raises:
         SandboxUnavailable: the server cannot be used, or none of its kernels can run a console.
     """
     kernels = await GatewayKernels.connect(address)
-    source = _GatewayConsoleFactory(kernels, address, births)
-    pool = ConsolePool(source.open_console, warm=births.pool_size, starting=births.max_concurrent_starts)
+    source = _GatewayConsoleFactory(kernels, address, options)
+    pool = ConsolePool(source.open_console, warm=options.pool_size, starting=options.max_concurrent_starts)
     try:
         source.kernel = _choose_kernel(await kernels.list_specs(), address)
         try:
             # Open one console now, so that an unusable kernel is an error here and not in a rollout.
-            first = await source.try_open_console()
+            console = await source.try_open_console()
         except SandboxFault as fault:
             remedy = f"name a Python kernel with ipykernel on Linux behind the # of {URL}"
-            raise _make_unavailable_error(f"no console can be had at {address.url}: {fault}", remedy) from fault
-        version = first.python_version
-        if births.pool_size:
-            pool.add_console(first)
+            raise _make_unavailable_error(f"no console can be opened at {address.url}: {fault}", remedy) from fault
+        version = console.python_version
+        if options.pool_size:
+            pool.add_console(console)
         else:
-            first.close()
+            console.close()
         pool.start_missing()
         yield GatewaySandbox(version, pool)
     finally:
@@ -614,7 +616,7 @@ def _choose_kernel(answer: GatewayResponse, address: GatewayAddress) -> str:
     """Return the name of the kernel to start, after a check of the server's list. Empty means the server's default.
 
     Raises:
-        SandboxUnavailable: this is no Jupyter server, it rejects the token, or it does not have this kernel.
+        SandboxUnavailable: this is not a Jupyter server, it rejects the token, or it does not have this kernel.
     """
     if answer.status == 0:
         raise _make_unavailable_error(
@@ -626,8 +628,8 @@ def _choose_kernel(answer: GatewayResponse, address: GatewayAddress) -> str:
         )
     specs = answer.content.get("kernelspecs") if isinstance(answer.content, Mapping) else None
     if not isinstance(specs, Mapping):
-        said = f"status {answer.status} for its kernels: {answer.error or 'no list'}"
-        raise _make_unavailable_error(f"{address.url} is no Jupyter server ({said})", f"correct {URL}")
+        reason = f"status {answer.status} for its kernels: {answer.error or 'no list'}"
+        raise _make_unavailable_error(f"{address.url} is not a Jupyter server ({reason})", f"correct {URL}")
     if address.kernel and address.kernel not in specs:
         remedy = f"name one of {', '.join(sorted(specs)) or '(none)'} behind the # of {URL}, or none"
         raise _make_unavailable_error(f"{address.url} has no kernel {address.kernel!r}", remedy)

@@ -84,21 +84,21 @@ def _fetch_json(request: urllib.request.Request) -> OwnerMessage:
     return {"status": status, "said": json.loads(text) if text else None}
 
 
-def _handle_request(owner: KernelOwner, asked: OwnerMessage, writing: threading.Lock) -> None:
-    if asked["do"] == "start":
-        answer = owner.start_kernel(str(asked["what"]))
-    elif asked["do"] == "end":
-        answer = owner.end_kernel(str(asked["what"]))
+def _handle_request(owner: KernelOwner, request: OwnerMessage, print_lock: threading.Lock) -> None:
+    if request["do"] == "start":
+        answer = owner.start_kernel(str(request["what"]))
+    elif request["do"] == "end":
+        answer = owner.end_kernel(str(request["what"]))
     else:
-        answer = owner.send_request("GET", str(asked["what"]))
+        answer = owner.send_request("GET", str(request["what"]))
     try:
-        line = json.dumps({**answer, "number": asked["number"]})
+        line = json.dumps({**answer, "number": request["number"]})
     except RecursionError:
         # It could be parsed, but the line is nested one level deeper.
-        said = "no JSON: it is nested too deeply"
-        line = json.dumps({"status": answer["status"], "error": said, "number": asked["number"]})
+        problem = "no JSON: it is nested too deeply"
+        line = json.dumps({"status": answer["status"], "error": problem, "number": request["number"]})
     try:
-        with writing:
+        with print_lock:
             print(line, flush=True)
     except OSError:
         # The reader is gone.
@@ -108,10 +108,10 @@ def _handle_request(owner: KernelOwner, asked: OwnerMessage, writing: threading.
 def run_owner() -> None:
     """Answer requests until the end of input, then end all kernels that still run."""
     server = json.loads(sys.stdin.readline())
-    owner, writing = KernelOwner(server["url"], server["token"]), threading.Lock()
+    owner, print_lock = KernelOwner(server["url"], server["token"]), threading.Lock()
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         for line in sys.stdin:
-            threads.submit(_handle_request, owner, json.loads(line), writing)
+            threads.submit(_handle_request, owner, json.loads(line), print_lock)
     owner.end_all_kernels()
 
 
