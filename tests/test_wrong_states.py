@@ -84,7 +84,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         lambda: replace(trajectory(), segments=listed(Sampled((line(),)))),
         "Trajectory.segments is [Sampled(",
     ),
-    "lines in a list": (lambda: Sampled(listed(line())), "give a tuple, this is a list"),
+    "lines in a list": (lambda: Sampled(listed(line())), "give a tuple, not a value of type list"),
     "ids in a list": (
         lambda: Line(listed(1), (-0.5,), "x\n", LineEnd.NEWLINE),
         "Line.token_ids is [1]; give a tuple",
@@ -113,7 +113,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "what ran as a text": (
         lambda: Execution(LineStatus.OK, 0.0, ran="x"),  # type: ignore[arg-type]
-        "Execution.ran is 'x'; give a tuple, this is a str",
+        "Execution.ran is 'x'; give a tuple, not a value of type str",
     ),
     "a failure of a kind that nobody knows": (
         lambda: Failure("SandboxFault", "lost"),  # type: ignore[arg-type]
@@ -170,7 +170,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a group of which some lines have a state": (
         lambda: GroupRewards((RolloutRewards(1.0, (LineRewards(0.0, state="a"), LineRewards(0.0))),)),
-        "the state of some lines is None and of others it is not; give one to each line of a group, or to none",
+        "the state is None for some lines, and not for others; give one to each line of a group, or to none",
     ),
     "columns of unequal rows": (
         lambda: TokenColumns([[1]], [[2]], [[-0.5]], []),
