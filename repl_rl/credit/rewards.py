@@ -155,17 +155,17 @@ def load_line_reward(name: str, tasks: Mapping[str, object] = MappingProxyType({
         ConfigError: no such function exists, or the weight is not a finite number.
         UserCodeError: its module raised while it was imported.
     """
-    path, equals, weight = name.partition("=")
+    path, separator, weight = name.partition("=")
     try:
-        factor = float(weight) if equals else 1.0
+        factor = float(weight) if separator else 1.0
     except ValueError:
         factor = math.nan
     if not math.isfinite(factor):
         raise ConfigError("line reward", name, "its weight is a finite number: module:function=weight")
-    found = import_attribute("line reward", path)
-    if not callable(found):
+    attribute = import_attribute("line reward", path)
+    if not callable(attribute):
         raise ConfigError("line reward", name, "it is not a function")
-    function: LineRewardFn = found
+    function: LineRewardFn = attribute
     return WeightedReward(function, factor, tasks=tasks)
 
 
@@ -217,7 +217,7 @@ class Potential:
             UserCodeError: `potential_fn` broke its contract.
         """
         phi_L = self.potential_fn(trajectory)
-        return tuple(self.discount * after - now for now, after in zip(phi_L, (*phi_L[1:], 0.0), strict=True))
+        return tuple(self.discount * next_phi - phi for phi, next_phi in zip(phi_L, (*phi_L[1:], 0.0), strict=True))
 
 
 def compute_error_potential(trajectory: Trajectory) -> list[float]:
@@ -226,11 +226,11 @@ def compute_error_potential(trajectory: Trajectory) -> list[float]:
     An error costs, and fixing it pays the cost back.
     """
     values: list[float] = []
-    wrong = False
+    failed = False
     for line in trajectory.lines:
-        values.append(-1.0 if wrong else 0.0)
+        values.append(-1.0 if failed else 0.0)
         if line.execution is not None and line.execution.status is not LineStatus.INCOMPLETE:
-            wrong = line.execution.status.is_error
+            failed = line.execution.status.is_error
     return values
 
 
@@ -249,11 +249,11 @@ def compute_line_rewards(
     Raises:
         UserCodeError: a function of the user broke its contract.
     """
-    parts = (
+    sources = (
         compute_shaping(trajectory, table),
         *compute_given_rewards(trajectory, table.gated, extras, potential).values(),
     )
-    return tuple(math.fsum(values) for values in zip(*parts, strict=True))
+    return tuple(math.fsum(values) for values in zip(*sources, strict=True))
 
 
 def compute_shaping(trajectory: Trajectory, table: RewardTable) -> tuple[float, ...]:
@@ -281,26 +281,26 @@ def compute_given_rewards(
     lines = trajectory.lines
     if not trajectory.trainable:
         return {}
-    parts: dict[str, tuple[float, ...]] = {}
+    rewards: dict[str, tuple[float, ...]] = {}
     # Rewards of the sampler, then of the user's functions.
     for name in dict.fromkeys(reward.name for line in lines for reward in line.rewards):
-        parts[name] = tuple(math.fsum(r.value for r in line.rewards if r.name == name) for line in lines)
+        rewards[name] = tuple(math.fsum(r.value for r in line.rewards if r.name == name) for line in lines)
     for extra in extras:
-        parts[extra.name] = _sum_rewards(parts.get(extra.name), extra(trajectory))
+        rewards[extra.name] = _sum_rewards(rewards.get(extra.name), extra(trajectory))
     if gated and not trajectory.solved:
-        parts = {name: _zero_positive_rewards(values_L) for name, values_L in parts.items()}
+        rewards = {name: _zero_positive_rewards(values_L) for name, values_L in rewards.items()}
     # After the gate, so that its differences cancel.
     if potential:
-        parts[POTENTIAL] = _sum_rewards(parts.get(POTENTIAL), potential(trajectory))
-    return parts
+        rewards[POTENTIAL] = _sum_rewards(rewards.get(POTENTIAL), potential(trajectory))
+    return rewards
 
 
 def _zero_positive_rewards(values_L: Sequence[float]) -> tuple[float, ...]:
     return tuple(min(value, 0.0) for value in values_L)
 
 
-def _sum_rewards(some: Sequence[float] | None, more: Sequence[float]) -> tuple[float, ...]:
-    return tuple(more) if some is None else tuple(a + b for a, b in zip(some, more, strict=True))
+def _sum_rewards(values_L: Sequence[float] | None, added_L: Sequence[float]) -> tuple[float, ...]:
+    return tuple(added_L) if values_L is None else tuple(a + b for a, b in zip(values_L, added_L, strict=True))
 
 
 def compute_line_states(trajectory: Trajectory) -> tuple[str, ...]:
@@ -313,24 +313,26 @@ def compute_line_states(trajectory: Trajectory) -> tuple[str, ...]:
     as programs are deterministic. A line that a tool executed counts with its text.
     """
     states: list[str] = []
-    ran = ""
+    history = ""
     cell: list[str] = []
     # True while each line of the cell closed one physical line, so that all of them belong to this cell.
-    alone = True
+    single_lines = True
     for line in trajectory.lines:
-        states.append(hashlib.blake2b((ran + _join_cell(cell)).encode(errors="replace"), digest_size=16).hexdigest())
+        states.append(
+            hashlib.blake2b((history + _join_cell(cell)).encode(errors="replace"), digest_size=16).hexdigest()
+        )
         if line.execution is None:
             continue
         # One sampled line may close several physical lines.
-        given = _get_executed_code(line)
-        cell += given
-        alone = alone and len(given) == 1
+        executed = _get_executed_code(line)
+        cell += executed
+        single_lines = single_lines and len(executed) == 1
         if line.execution.status is not LineStatus.INCOMPLETE:
             # A cell that never compiled left no trace. With several physical lines per line, an earlier one may have
             # run.
-            if line.execution.status is not LineStatus.SYNTAX_ERROR or not alone:
-                ran += _canonicalize_cell(_join_cell(cell))
-            cell, alone = [], True
+            if line.execution.status is not LineStatus.SYNTAX_ERROR or not single_lines:
+                history += _canonicalize_cell(_join_cell(cell))
+            cell, single_lines = [], True
     return tuple(states)
 
 
@@ -341,13 +343,13 @@ def compute_line_prefixes(trajectory: Trajectory) -> tuple[str, ...]:
     the same lines differently.
     """
     names: list[str] = []
-    so_far = hashlib.blake2b(digest_size=16)
+    hasher = hashlib.blake2b(digest_size=16)
     for segment in trajectory.segments:
-        for part in (segment,) if isinstance(segment, Observed) else segment.lines:
-            if isinstance(part, Line):
+        for item in (segment,) if isinstance(segment, Observed) else segment.lines:
+            if isinstance(item, Line):
                 # The name excludes the line itself.
-                names.append(so_far.hexdigest())
-            so_far.update(array("q", part.token_ids).tobytes())
+                names.append(hasher.hexdigest())
+            hasher.update(array("q", item.token_ids).tobytes())
     return tuple(names)
 
 
@@ -464,27 +466,29 @@ def build_group_entry(trajectory: Trajectory, credit: CreditConfig) -> GroupEntr
     if not trajectory.trainable:
         return GroupEntry(trajectory.task_id, trajectory.prompt_key, RolloutRewards(None))
     shaping_L = compute_shaping(trajectory, credit.reward_table)
-    parts = compute_given_rewards(trajectory, credit.reward_table.gated, credit.extra_rewards, credit.potential)
+    given_rewards = compute_given_rewards(trajectory, credit.reward_table.gated, credit.extra_rewards, credit.potential)
     # One row per line: shaping, state, prefix, token count, and each given reward.
-    of_lines = zip(
+    columns = zip(
         shaping_L,
         compute_line_states(trajectory),
         compute_line_prefixes(trajectory),
         (len(line.token_ids) for line in trajectory.lines),
-        *parts.values(),
+        *given_rewards.values(),
         strict=True,
     )
     # The reward of a line is the sum of its shaping and of all given rewards.
     lines = tuple(
-        LineRewards(math.fsum((shaped, *given_to)), shaped, state, prefix, tokens)
-        for shaped, state, prefix, tokens, *given_to in of_lines
+        LineRewards(math.fsum((shaping, *given)), shaping, state, prefix, tokens)
+        for shaping, state, prefix, tokens, *given in columns
     )
     return GroupEntry(
         trajectory.task_id,
         trajectory.prompt_key,
         RolloutRewards(trajectory.outcome, lines),
         trajectory.solved,
-        tuple(NamedReward(name, math.fsum(values_L)) for name, values_L in ((TABLE, shaping_L), *parts.items())),
+        tuple(
+            NamedReward(name, math.fsum(values_L)) for name, values_L in ((TABLE, shaping_L), *given_rewards.items())
+        ),
     )
 
 
@@ -504,38 +508,38 @@ def build_line_credit(
     if not trajectory.trainable:
         return ()
     # Only sampled tokens have credit; take them line by line.
-    sampled = (value for value, mine in zip(logprobs_T, trajectory.loss_mask, strict=True) if mine)
+    sampled_logprobs = (value for value, is_sampled in zip(logprobs_T, trajectory.loss_mask, strict=True) if is_sampled)
     return tuple(
-        LineCredit(reward, advantage, tuple(islice(sampled, len(line.token_ids))))
+        LineCredit(reward, advantage, tuple(islice(sampled_logprobs, len(line.token_ids))))
         for line, reward, advantage in zip(trajectory.lines, rewards_L, advantages_L, strict=True)
     )
 
 
-def compute_credit_metrics(earned: Sequence[GroupEntry], credit: CreditConfig) -> dict[str, float]:
+def compute_credit_metrics(entries: Sequence[GroupEntry], credit: CreditConfig) -> dict[str, float]:
     """Return `compute_shaping_metrics` and `bound_rate`.
 
     `bound_rate` is the share of rollouts in which the bound reduces the shaping that the estimator sums. It is 0 if the
     estimator sums none.
     """
-    sums = [compute_reward_to_go(e.rewards.shaping_L, 1.0) for e in earned if e.rewards.lines]
+    sums = [compute_reward_to_go(entry.rewards.shaping_L, 1.0) for entry in entries if entry.rewards.lines]
     # The tolerance absorbs rounding in the sums.
-    bitten = (
+    bounded_count = (
         sum(any(abs(s) > credit.reward_table.bound * (1 + 1e-9) for s in sums_L) for sums_L in sums)
         * credit.sums_shaping
     )
-    return {**compute_shaping_metrics(earned), "bound_rate": bitten / max(len(sums), 1)}
+    return {**compute_shaping_metrics(entries), "bound_rate": bounded_count / max(len(sums), 1)}
 
 
-def compute_shaping_metrics(earned: Sequence[GroupEntry]) -> dict[str, float]:
+def compute_shaping_metrics(entries: Sequence[GroupEntry]) -> dict[str, float]:
     """Compare line rewards with outcomes over graded rollouts: is the policy paid for solving, or for shaping?
 
     `shaping_mean` is the mean sum of line rewards per rollout. `shaping_share` is their part of all absolute reward.
     `shaping_correlation` is the correlation of that sum with the outcome, or 0 if one of them does not vary.
     """
-    graded = [e.rewards for e in earned if e.rewards.outcome is not None]
+    graded = [entry.rewards for entry in entries if entry.rewards.outcome is not None]
     # The sum of line rewards of each rollout, and its outcome.
-    pairs = [(sum(r.rewards_L), r.outcome) for r in graded if r.outcome is not None]
-    absolute = sum(abs(reward) for r in graded for reward in r.rewards_L)
+    pairs = [(sum(rewards.rewards_L), rewards.outcome) for rewards in graded if rewards.outcome is not None]
+    absolute = sum(abs(reward) for rewards in graded for reward in rewards.rewards_L)
     outcomes = sum(abs(outcome) for _, outcome in pairs)
     return {
         "shaping_mean": fmean(shaping for shaping, _ in pairs) if pairs else 0.0,
@@ -556,9 +560,9 @@ def compute_length_metrics(groups: Sequence[Group[GroupEntry]], advantages: Sequ
     credited: list[tuple[float, float]] = []
     for group, rows in zip(groups, advantages, strict=True):
         # Distances are taken within each group.
-        played = [(m.rewards, row) for m, row in zip(group.members, rows, strict=True) if m.rewards.lines]
-        graded += _center_pairs([(r.tokens, r.outcome) for r, _ in played if r.outcome is not None])
-        credited += _center_pairs([(r.tokens, _compute_token_mean(r, row)) for r, row in played])
+        rollouts = [(m.rewards, row) for m, row in zip(group.members, rows, strict=True) if m.rewards.lines]
+        graded += _center_pairs([(r.tokens, r.outcome) for r, _ in rollouts if r.outcome is not None])
+        credited += _center_pairs([(r.tokens, _compute_token_mean(r, row)) for r, row in rollouts])
     # Divide by the absolute weights, because the weights themselves may sum to 0.
     weight = sum(abs(advantage) for _, advantage in credited)
     return {
@@ -575,12 +579,12 @@ def list_ends(trajectories: Sequence[Trajectory]) -> list[tuple[bool, int]]:
 
 def compute_length_metrics_for_trl(ends: Sequence[tuple[bool, int]]) -> dict[str, float]:
     """Return the share of rollouts that were cut, and the lengths of the others, under TRL's names."""
-    whole = [length for cut, length in ends if not cut] or [0]
+    uncut_lengths = [length for cut, length in ends if not cut] or [0]
     return {
         "clipped_ratio": sum(cut for cut, _ in ends) / max(len(ends), 1),
-        "mean_terminated_length": sum(whole) / len(whole),
-        "min_terminated_length": float(min(whole)),
-        "max_terminated_length": float(max(whole)),
+        "mean_terminated_length": sum(uncut_lengths) / len(uncut_lengths),
+        "min_terminated_length": float(min(uncut_lengths)),
+        "max_terminated_length": float(max(uncut_lengths)),
     }
 
 
