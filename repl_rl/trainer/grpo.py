@@ -18,17 +18,19 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from repl_rl.credit.credit_metrics import (
+    compute_credit_metrics,
+    compute_length_metrics,
+    compute_length_metrics_for_trl,
+    list_ends,
+)
 from repl_rl.credit.credited_trajectory import LineCredit, add_child_rows, pad_with_idle_rows
 from repl_rl.credit.rewards import (
     CreditConfig,
     GroupEntry,
     build_group_entry,
     build_line_credit,
-    compute_credit_metrics,
     compute_group_advantages,
-    compute_length_metrics,
-    compute_length_metrics_for_trl,
-    list_ends,
 )
 from repl_rl.deprecations import keeps_old_names
 from repl_rl.errors import ConfigError
