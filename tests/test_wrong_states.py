@@ -174,7 +174,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "columns of unequal rows": (
         lambda: TokenColumns([[1]], [[2]], [[-0.5]], []),
-        "columns of a batch have [0, 1] rows; give a row a rollout in each",
+        "columns of a batch have [0, 1] rows; give one row per rollout in each",
     ),
     "columns of unequal lengths": (
         lambda: TokenColumns([[1]], [[2, 3]], [[-0.5]], [[1, 1]]),

@@ -222,7 +222,7 @@ def test_what_was_not_taken_up_is_noticed_before_anything_is_trained(
     with pytest.raises(Stopped):
         play(tmp_path, stop_at=3)
     before = rows(tmp_path)
-    with pytest.raises(ReplRLError, match=rf"^{where}[.\w]* is not what the state .*000003 holds"):
+    with pytest.raises(ReplRLError, match=rf"^{where}[.\w]* differs from the saved state .*000003"):
         play(tmp_path, kind=kind)
     assert rows(tmp_path) == before
 
