@@ -164,8 +164,8 @@ class ReplGRPOTrainer(ResumableGRPOTrainer):
             ahead: number of later steps whose rollouts run while the policy is updated; see `AsyncGroups`.
 
         Raises:
-            ConfigError: `validate_trl_options` refuses an option of `args`, `task_ids` has too few tasks, `model` cannot forbid
-                an id, or `source` has no async rollouts.
+            ConfigError: `validate_trl_options` refuses an option of `args`, `task_ids` has too few tasks, `model`
+                cannot forbid an id, or `source` has no async rollouts.
         """
         validate_trl_options(args, fast)
         validate_task_count(task_ids, args)
