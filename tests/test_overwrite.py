@@ -245,7 +245,7 @@ def test_a_run_that_a_process_begins_to_work_on_after_it_was_looked_at_is_not_re
     a_run(folder)
     late, before = RunFolder(folder, overwrite=True), tree(folder)
     with at_work(folder):
-        with pytest.raises(ConfigError, match="another process is at work on it"), open_run(late, "seed = 7\n", False):
+        with pytest.raises(ConfigError, match="another process is using it"), open_run(late, "seed = 7\n", False):
             raise AssertionError("it was taken")
         assert {**tree(folder), OWNER: b""} == {**before, OWNER: b""}
 
@@ -260,7 +260,7 @@ def test_a_run_that_a_process_is_at_work_on_is_refused_by_its_number_and_host(
     with at_work(folder) as process:
         assert main(["train", "--out", str(tmp_path), "--name", "mine", flag]) == 2
         told = capsys.readouterr().err
-        assert f"another process is at work on it: process {process.pid} on {socket.gethostname()}" in told
+        assert f"another process is using it: process {process.pid} on {socket.gethostname()}" in told
         assert read_run_info(folder).status is RunStatus.RUNNING
         assert {**tree(folder), OWNER: b""} == {**before, OWNER: b""}
         process.send_signal(signal.SIGKILL)
@@ -553,7 +553,7 @@ def test_a_second_process_at_one_output_is_refused_by_number_and_host_and_a_kill
         for flags in ([], ["--overwrite"]):
             assert main([*verb, *flags, "--out", str(out)]) == 2
             told = capsys.readouterr().err
-            assert f"output folder is '{out}'; another process is at work on it: process {process.pid} on" in told
+            assert f"output folder is '{out}'; another process is using it: process {process.pid} on" in told
             assert socket.gethostname() in told
         process.kill()
     assert tree(out) == before
