@@ -578,11 +578,9 @@ class ControlTokens:
         def replace_spelled(content: str) -> str:
             if self._ids.isdisjoint(encode(content)):
                 return content
-            replaced_once = self._pattern.sub(lambda match: placeholders.make_placeholder(match[0]), content)
+            replaced = self._pattern.sub(lambda match: placeholders.make_placeholder(match[0]), content)
             # Any control token left is spelled in characters that the tokenizer normalises: replace the whole content.
-            return (
-                replaced_once if self._ids.isdisjoint(encode(replaced_once)) else placeholders.make_placeholder(content)
-            )
+            return replaced if self._ids.isdisjoint(encode(replaced)) else placeholders.make_placeholder(content)
 
         return _map_contents(messages, replace_spelled), placeholders
 

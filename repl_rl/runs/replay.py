@@ -473,7 +473,7 @@ def get_branch_point(trajectory: Trajectory, line: int) -> BranchPoint:
             if remaining < len(segment.lines):
                 break
             remaining -= len(segment.lines)
-    # The typist finds the text after the last newline, which the next line continues.
+    # The tracker finds the text after the last newline, which the next line continues.
     tracker = TypedLineTracker()
     runs = [(recorded, recorded.execution) for recorded in trajectory.lines[:line] if recorded.execution is not None]
     for recorded, execution in runs:
