@@ -32,8 +32,8 @@ from repl_rl.rollout.retry import (
     play_with_retries,
 )
 from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.rollout.rollout_stats import PreemptionTracker, RuntimeInfo, compute_step_metrics
 from repl_rl.rollout.sampler_base import RolloutSampler
-from repl_rl.rollout.throughput_stats import PreemptionTracker, RuntimeInfo, compute_step_metrics
 from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.sandbox.base import Sandbox
 from repl_rl.tasks import Task

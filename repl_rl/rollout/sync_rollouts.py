@@ -18,7 +18,7 @@ from repl_rl.deprecations import keeps_old_names
 from repl_rl.engine.base import PreemptionStats, SupportsSleep
 from repl_rl.rollout.concurrent_rollouts import Rollouts, open_task_group, sample_probe_line
 from repl_rl.rollout.prefetch_rollouts import BusyTimer, GroupKey, Prefetched, StepRollouts, find_first_ended
-from repl_rl.rollout.throughput_stats import RolloutStats, RuntimeInfo
+from repl_rl.rollout.rollout_stats import RolloutStats, RuntimeInfo
 from repl_rl.tasks import Task
 from repl_rl.trajectory.trajectory import Trajectory
 

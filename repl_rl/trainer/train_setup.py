@@ -29,8 +29,8 @@ from repl_rl.ray.worker_pool import WorkerTimeouts
 from repl_rl.rollout import RolloutClient, SyncRollouts
 from repl_rl.rollout.concurrent_rollouts import LengthEstimator
 from repl_rl.rollout.retry import FaultCounts
+from repl_rl.rollout.rollout_stats import RolloutStats, RuntimeInfo
 from repl_rl.rollout.sync_rollouts import ModifyRollouts
-from repl_rl.rollout.throughput_stats import RolloutStats, RuntimeInfo
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.runs.run_folder import RunFolder, check_same_settings
 from repl_rl.settings.argument_parser import dump_toml
