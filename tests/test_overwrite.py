@@ -1,4 +1,4 @@
-"""`--overwrite` and `--resume` touch what this program wrote, and nothing that another process is at work on."""
+"""`--overwrite` and `--resume` touch what this program wrote, and nothing that another process uses."""
 
 import json
 import os
@@ -356,7 +356,7 @@ def test_of_two_that_begin_at_once_one_has_the_run_and_the_other_is_refused(tmp_
             refused = said[1 - winner]
             assert (
                 f"process {racers[winner].pid} on" in refused
-                or "another process is at work" in refused
+                or "another process is using it" in refused
                 or ("--overwrite to replace it" in refused)
             )
             rows = [json.loads(row) for row in (folder / "metrics.jsonl").read_text().splitlines()]

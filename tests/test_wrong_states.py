@@ -79,7 +79,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         lambda: replace(trajectory(), wall_s=-1.0),
         "Trajectory.wall_s is -1.0; give a finite number of seconds",
     ),
-    "a trajectory without a name": (lambda: replace(trajectory(), id=""), "Trajectory.id is ''; name it"),
+    "a trajectory without a name": (lambda: replace(trajectory(), id=""), "Trajectory.id is ''; give an id"),
     "segments in a list": (
         lambda: replace(trajectory(), segments=listed(Sampled((line(),)))),
         "Trajectory.segments is [Sampled(",
@@ -162,7 +162,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a line of less than no token": (
         lambda: LineRewards(0.0, tokens=-1),
-        "a line has -1 tokens; count them, or give 0",
+        "a line has -1 tokens; give their number, or 0",
     ),
     "earnings of lines in a list": (
         lambda: RolloutRewards(1.0, listed(LineRewards(0.0))),

@@ -350,7 +350,7 @@ def test_two_processes_cannot_have_one_run(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run", overwrite=False)
     with (
         open_run(folder, "", resume=False),
-        pytest.raises(ConfigError, match="another process is at work"),
+        pytest.raises(ConfigError, match="another process is using it"),
         open_run(RunFolder(tmp_path / "run", overwrite=False, resume=True), "", resume=True),
     ):
         raise AssertionError
