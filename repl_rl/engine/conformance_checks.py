@@ -195,13 +195,13 @@ async def a_cancelled_session_frees_the_engine(engine: Engine, bench: EngineFixt
         started.set()
         return False
 
-    async def endless() -> None:
+    async def sample_endlessly() -> None:
         async with engine.session(bench.prompt, GREEDY) as session:
             while True:
                 await session.sample((), max_tokens=50, stop_ids=NONE, watch=watch)
 
     # Cancel sessions in the middle of a call.
-    tasks = [asyncio.create_task(endless()) for _ in range(4)]
+    tasks = [asyncio.create_task(sample_endlessly()) for _ in range(4)]
     await started.wait()
     for task in tasks:
         task.cancel()

@@ -83,7 +83,7 @@ class ScriptedSession:
         start = len(self.ids)
         # A source may give fewer ids than are wanted, so ask it until the chunk ends.
         while True:
-            for token_id in self._next_ids(budget - (len(self.ids) - start)):
+            for token_id in self._get_next_ids(budget - (len(self.ids) - start)):
                 if token_id in self.forbidden_ids:
                     raise EngineError(
                         f"the scripted engine was to sample {token_id}, a forbidden id; encode its text with "
@@ -106,7 +106,7 @@ class ScriptedSession:
         del self.ids[id_count:]
         return undone
 
-    def _next_ids(self, count: int) -> Sequence[int]:
+    def _get_next_ids(self, count: int) -> Sequence[int]:
         ids = self.source(self.ids, self.sampled, count)
         if not ids:
             raise EngineError("the policy of the scripted engine returned 0 ids; it returns at least 1")

@@ -285,7 +285,7 @@ class TransformersEngine:
     @asynccontextmanager
     async def _session(self, ids: list[int], sampling: Sampling) -> AsyncIterator[EngineSession]:
         async with self._session_slots:
-            slot = await self._in_thread(self._decoder.kv_cache.allocate_slot)
+            slot = await self._run_in_thread(self._decoder.kv_cache.allocate_slot)
             generator = None if sampling.seed is None else self._decoder.make_generator(sampling.seed)
             session = TransformersSession(self, DecodeRow(slot, ids, 0, sampling.temperature, generator))
             self._sessions.add(session)
@@ -299,7 +299,7 @@ class TransformersEngine:
     async def load_weights(self, folder: Path, policy_step: int) -> None:
         """See `Engine.load_weights`."""
         async with self.lock.write():
-            await self._in_thread(self._decoder.load_weights, folder)
+            await self._run_in_thread(self._decoder.load_weights, folder)
             for session in self._sessions if self._kv_on_sync == "drop" else ():
                 session.drop_cache()
             self.policy_step = policy_step
@@ -322,7 +322,7 @@ class TransformersEngine:
                 self._work.clear()
                 continue
             try:
-                draws = await self._in_thread(self._decoder.step, [job.row for job in jobs])
+                draws = await self._run_in_thread(self._decoder.step, [job.row for job in jobs])
             except Exception as error:
                 # The step failed for all its rows. The engine continues with later jobs.
                 failure = EngineError(f"the model failed in the middle of a step: {error}")
@@ -345,7 +345,7 @@ class TransformersEngine:
         if job in self._jobs:
             self._jobs.remove(job)
 
-    async def _in_thread(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    async def _run_in_thread(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(call, *args, **kwargs))
 
 

@@ -117,7 +117,7 @@ def is_same(recorded: ShownText, now: ShownText) -> bool:
     return False
 
 
-def holds_result(recorded: ShownText, result: LineResult) -> bool:
+def contains_result(recorded: ShownText, result: LineResult) -> bool:
     """Return True if a sampler's observation of console output contains the output of the replay.
 
     Between the fences of the shipped sampler, and in comments, the whole text is compared. In any other text, each line
@@ -130,7 +130,7 @@ def holds_result(recorded: ShownText, result: LineResult) -> bool:
         return is_same(replace(recorded, text=printed), ShownText(result.text + end, result.status, result.truncated))
     if recorded.status is not result.status or is_shown_as_comments(recorded, result):
         return recorded.status is result.status
-    return recorded.truncated or _occurs(error_message(result).rstrip("\n"), recorded.text)
+    return recorded.truncated or _contains_lines(error_message(result).rstrip("\n"), recorded.text)
 
 
 def is_shown_as_comments(recorded: ShownText, result: LineResult) -> bool:
@@ -138,7 +138,7 @@ def is_shown_as_comments(recorded: ShownText, result: LineResult) -> bool:
     return is_same(recorded, ShownText(as_comments(result), result.status, result.truncated))
 
 
-def _occurs(printed: str, text: str) -> bool:
+def _contains_lines(printed: str, text: str) -> bool:
     """Return True if `text` has each line of `printed`, in order."""
     position = 0
     for line in printed.split("\n"):
@@ -347,7 +347,7 @@ class Replay:
         elif recorded.was_typed and (recorded.next_prompt or is_last or observed is None):
             agrees = is_same(recorded_text, step.shown) or is_shown_as_comments(recorded_text, step.result)
         else:
-            agrees = holds_result(recorded_text, step.result) or holds_result(
+            agrees = contains_result(recorded_text, step.result) or contains_result(
                 recorded_text, normalize_block_result(step.result)
             )
         if agrees and not self._recall.difference:

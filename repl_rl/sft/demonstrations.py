@@ -416,11 +416,11 @@ class _PlanPolicy:
         # Look only at the text since the last call, which ends in the newest observation.
         match = self._printed_pattern.search(self._renderer.decode(ids[self._seen_ids :])) if self._seen_ids else None
         self._echo = match[1] if match else ""
-        written = self._next_ids()
+        written = self._get_next_ids()
         self._seen_ids = len(ids) + len(written)
         return written
 
-    def _next_ids(self) -> Sequence[int]:
+    def _get_next_ids(self) -> Sequence[int]:
         if self._unwritten_ids:
             return self._take_line_ids(self._unwritten_ids)
         if not self._pieces_left:

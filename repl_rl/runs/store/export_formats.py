@@ -346,7 +346,7 @@ def write_table(entries: Iterable[CreditedTrajectory], out: Path) -> int:
 
     parent = Path(tempfile.gettempdir()) if stream else out.parent
     # `datasets` caches its results by the code that made them; a fresh cache folder can hold nothing stale.
-    with open_private_folder(parent, UNFINISHED) as folder, _plain_link(folder) as cache:
+    with open_private_folder(parent, UNFINISHED) as folder, _make_plain_link(folder) as cache:
         # The library wraps errors of our generator in its own.
         with _unwrap_errors():
             table = Dataset.from_generator(iterate_rows, features=Features(kinds), cache_dir=str(cache))
@@ -354,7 +354,7 @@ def write_table(entries: Iterable[CreditedTrajectory], out: Path) -> int:
             with write_named(out, "out") as unfinished, unfinished.open("wb") as file:
                 table.to_parquet(file)
         else:
-            with replace_folder_atomically(out, TABLE) as target, _plain_link(target) as link:
+            with replace_folder_atomically(out, TABLE) as target, _make_plain_link(target) as link:
                 table.save_to_disk(str(link))
         return int(table.num_rows)
 
@@ -371,7 +371,7 @@ def validate_table_target(out: Path) -> None:
         TABLE.validate_replaceable(out)
 
 
-def _are_own_columns(columns: Iterable[str]) -> bool:
+def _has_only_own_columns(columns: Iterable[str]) -> bool:
     """Return True if all columns are ours; a table with a user's column is not replaced."""
     return "record" in (names := set(columns)) and names <= COLUMNS.keys()
 
@@ -382,7 +382,7 @@ def _is_own_parquet(file: Path) -> bool:
     from pyarrow.parquet import read_schema  # takes a second to import
 
     try:
-        return _are_own_columns(read_schema(file).names)
+        return _has_only_own_columns(read_schema(file).names)
     except (ArrowException, OSError):
         return False
 
@@ -391,7 +391,7 @@ def _is_legacy_table(folder: Path) -> bool:
     """Return True for a table folder of version 0.2, by its columns."""
     try:
         info = json.loads((folder / "dataset_info.json").read_text(encoding="utf-8"))
-        return _are_own_columns(info["features"])
+        return _has_only_own_columns(info["features"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -431,7 +431,7 @@ def open_table(source: Path) -> Iterator[TrajectoryTable]:
         return
     from datasets import load_from_disk  # takes seconds to import
 
-    with _plain_link(source) as link:
+    with _make_plain_link(source) as link:
         try:
             table = load_from_disk(str(link))
         # The library raises many types of errors, which have no common base class.
@@ -490,7 +490,7 @@ def _limit_entries(source: Path, records: Iterable[Record], max_bytes: int) -> I
 
 
 @contextmanager
-def _plain_link(path: Path) -> Iterator[Path]:
+def _make_plain_link(path: Path) -> Iterator[Path]:
     """Yield a link to `path` with a plain name, because `datasets` reads `[`, `*` and `::` in a path as patterns."""
     with tempfile.TemporaryDirectory(prefix="repl-rl-") as folder:
         link = Path(folder, "table").with_suffix(path.suffix if path.suffix == PARQUET else "")
