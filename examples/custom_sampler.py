@@ -31,15 +31,15 @@ class LookFirst(RolloutSampler):
 
     async def rollout(self, episode: Episode) -> None:
         """Drive one rollout until it ends."""
-        looked, errors = False, 0
+        has_output, errors = False, 0
         # Sample: each iteration waits until the policy has written one line. The loop ends with the rollout.
         async for line in episode.lines():
             # Execute: the console runs the line. Its output and the next prompt join the context as masked tokens.
             result = await episode.push(line)
             # Reward: the value goes to the line sampled last, and its name to the metrics.
-            if result.status is LineStatus.ANSWERED and looked:
+            if result.status is LineStatus.ANSWERED and has_output:
                 episode.reward(self.bonus, name="looked_first")
-            looked = looked or (result.status is LineStatus.OK and result.text != "")
+            has_output = has_output or (result.status is LineStatus.OK and result.text != "")
             # Stop: `finish` ends the rollout, and the loop with it.
             errors = errors + 1 if result.status.is_error else 0
             if errors == self.most_errors:
@@ -56,18 +56,18 @@ async def play(sandbox: str, tasks: int, rollouts_per_task: int) -> None:
     # A world names the policy (here the bundled one), the engine that samples, and the sandbox that runs lines.
     world = RolloutConfig(engine="transformers", sandbox=sandbox, concurrency=4)
     # Of the bundled tasks, two families whose answers take a computation.
-    drawn = [task for task in world.draw_tasks("train", 64) if task.family in ("variables", "chain")][:tasks]
+    chosen = [task for task in world.draw_tasks("train", 64) if task.family in ("variables", "chain")][:tasks]
     # `rollouts()` opens engine and consoles together, and closes them at the end of the block.
     async with world.open_rollouts() as rollouts:
         # `repl-rl train --sampler custom_sampler:LookFirst`, run in this folder, makes the same replacement by name.
-        mine = replace(rollouts, sampler=LookFirst())
+        custom_rollouts = replace(rollouts, sampler=LookFirst())
         # One trajectory per entry, in order. A task that appears several times is a group.
-        trajectories = await mine.collect([task for task in drawn for _ in range(rollouts_per_task)])
+        trajectories = await custom_rollouts.collect([task for task in chosen for _ in range(rollouts_per_task)])
     for trajectory in trajectories:
         rewards = [reward.value for line in trajectory.lines for reward in line.rewards]
         print(f"--- {trajectory.id}: outcome {trajectory.outcome}, stop {trajectory.stop}, line rewards {rewards}")
         print(to_text(trajectory))
-    for name, value in mine.sampler.metrics(trajectories).items():
+    for name, value in custom_rollouts.sampler.metrics(trajectories).items():
         print(f"{name} {value:g} in {len(trajectories)} rollouts")
 
 

@@ -107,13 +107,13 @@ async def check(kind: Recording) -> int:
         await console.push("1 / 0")
     print_recorded(Path(kind.file))
     rows = await run_suite(kind, doctests=DOCTESTS)
-    kept, promises = Counter(row.section for row in rows if row.passed), Counter(row.section for row in rows)
+    passed, promises = Counter(row.section for row in rows if row.passed), Counter(row.section for row in rows)
     for section, count in promises.items():
-        print(f"{section}: {kept[section]} of {count} kept")
+        print(f"{section}: {passed[section]} of {count} kept")
     for row in rows:
         if not row.passed:
             print(f"broken: {row.section}, {row.name}: {row.detail}")
-    return int(kept != promises)
+    return int(passed != promises)
 
 
 def print_recorded(file: Path) -> None:

@@ -27,7 +27,7 @@ from repl_rl import (
 )
 from repl_rl.sandbox import InProcessSandbox
 
-# What the "policy" writes, one entry per line: an error, its repair, the answer. Change it to reproduce a rollout.
+# Lines of the "policy", one entry per line: an error, its repair, the answer. Change it to reproduce a rollout.
 SCRIPT = ("x = 6 x 7\n", "x = 6 * 7\n", "submit_final_answer(x)\n")
 TASK = Task("t1", "What is 6 * 7?", "42")
 
@@ -43,9 +43,9 @@ class WatchedSampler(RolloutSampler):
             result = await episode.push(line)
             # Set a breakpoint on the next line. Worth a look:
             #   line.text, line.token_ids, line.logprobs    what was sampled
-            #   result.status, result.text, result.more     what the console did with it
+            #   result.status, result.text              status and output of the console
             #   episode.ended                               True after an answer, a spent budget or the console's end
-            #   episode.trajectory()                        the record so far: segments, loss_mask, completion_ids
+            #   episode.build_trajectory()                  the record so far: segments, loss_mask, completion_ids
             print(f"{line.text!r} {result.status}")  # BREAKPOINT
 
 

@@ -57,8 +57,8 @@ async def play(rollouts: Rollouts, tasks: Sequence[Task], group_size: int) -> Gr
     In `collect` the policy writes a line, the console runs it, and its output is appended to the context before the
     next line is sampled: `repl_rl/rollout/episode.py`.
     """
-    played = await rollouts.collect([task for task in tasks for _ in range(group_size)])
-    return [[t for t in played if t.task_id == task.id and t.trainable] for task in tasks]
+    trajectories = await rollouts.collect([task for task in tasks for _ in range(group_size)])
+    return [[t for t in trajectories if t.task_id == task.id and t.trainable] for task in tasks]
 
 
 def advantages_of(group: Sequence[Trajectory]) -> Advantages:
@@ -172,19 +172,19 @@ async def learn(
     # The trainer must give probability 0 to the ids that the sampler never samples.
     forbid_ids(model, rollouts.engine.forbidden_ids)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
-    drawn = random.Random(0)
+    rng = random.Random(0)
     history = []
     with tempfile.TemporaryDirectory() as folder:
         for step in range(1, steps + 1):
-            begun = time.perf_counter()
-            groups = await play(rollouts, drawn.sample(tasks, prompts_per_step), group_size)
+            start_s = time.perf_counter()
+            groups = await play(rollouts, rng.sample(tasks, prompts_per_step), group_size)
             # Update in a thread, so that the event loop can start new consoles meanwhile.
-            figures = await asyncio.to_thread(update, model, optimizer, batch_of(groups))
+            metrics = await asyncio.to_thread(update, model, optimizer, batch_of(groups))
             # Weight sync: the engine loads the new weights from a folder.
             model.save_pretrained(folder)
             await rollouts.engine.load_weights(Path(folder), policy_step=step)
-            figures |= compute_trajectory_metrics([t for group in groups for t in group])
-            history.append(figures | {"step": step, "seconds": time.perf_counter() - begun})
+            metrics |= compute_trajectory_metrics([t for group in groups for t in group])
+            history.append(metrics | {"step": step, "seconds": time.perf_counter() - start_s})
             print(LINE.format(**history[-1]), flush=True)
     return history
 

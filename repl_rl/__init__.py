@@ -83,7 +83,7 @@ _HOMES = {
     "grade_async": "judges",
     "host_function": "rollout.host_functions",
     "compute_line_rewards": "credit.rewards",
-    "compute_line_states": "credit.rewards",
+    "compute_line_states": "credit.console_states",
     "load_sampler": "samplers.load_sampler",
     "load_tasks": "tasks",
     "open_engine": "engine",

@@ -4,11 +4,11 @@ from repl_rl.credit.advantage_estimators import GroupRewards as GroupRewards
 from repl_rl.credit.advantage_estimators import LineRewards as LineRewards
 from repl_rl.credit.advantage_estimators import RolloutRewards as RolloutRewards
 from repl_rl.credit.advantage_estimators import load_estimator as load_estimator
+from repl_rl.credit.console_states import compute_line_states as compute_line_states
 from repl_rl.credit.credited_trajectory import CreditedTrajectory as CreditedTrajectory
 from repl_rl.credit.credited_trajectory import LineCredit as LineCredit
 from repl_rl.credit.rewards import RewardTable as RewardTable
 from repl_rl.credit.rewards import compute_line_rewards as compute_line_rewards
-from repl_rl.credit.rewards import compute_line_states as compute_line_states
 from repl_rl.engine import ScriptedEngine as ScriptedEngine
 from repl_rl.engine import Transformers as Transformers
 from repl_rl.engine import Vllm as Vllm

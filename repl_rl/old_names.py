@@ -28,7 +28,7 @@ OLD_MODULES = MappingProxyType(
     {
         "repl_rl.credit.advantages": "repl_rl.credit.advantage_estimators",
         "repl_rl.credit.errors": "repl_rl.credit.advantage_estimators",
-        "repl_rl.credit.states": "repl_rl.credit.rewards",
+        "repl_rl.credit.states": "repl_rl.credit.console_states",
         "repl_rl.record": "repl_rl.trajectory",
         "repl_rl.record.setup": "repl_rl.trajectory.trajectory",
         "repl_rl.record.trajectory": "repl_rl.trajectory.trajectory",

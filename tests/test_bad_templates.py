@@ -184,7 +184,7 @@ def test_a_template_without_end_is_refused_in_one_line(tmp_path: Path, capsys: p
     assert main(["rollout", "--engine", "transformers", "--prompt", "chat", "--model", str(folder)]) == 2
     assert time.process_time() - begun < 3 * chat_template.APPLY_S
     said = capsys.readouterr().err
-    assert "it comes to no end; use another model" in said
+    assert "it does not end; use another model" in said
     assert "Traceback" not in said
 
 
@@ -192,7 +192,7 @@ def test_a_template_that_comes_to_no_end_for_some_messages_alone_is_ended_too(mo
     monkeypatch.setattr(chat_template, "APPLY_S", 0.3)
     renderer = renderer_with("{% if 'loop' in messages[-1].content %}" + LOOP.replace(TURNS, "{% endif %}" + TURNS))
     assert renderer.build_question_prompt("S", "Q").text.startswith("[system] S")
-    with pytest.raises(ConfigError, match="it comes to no end"):
+    with pytest.raises(ConfigError, match="it does not end"):
         renderer.build_question_prompt("S", "loop")
     assert renderer.build_question_prompt("S", "Q").text.startswith("[system] S"), "it can be applied again"
 

@@ -137,7 +137,7 @@ def test_a_prompt_of_ones_own_without_a_place_for_the_question_is_the_system_mes
 
 def test_a_prompt_of_ones_own_that_a_sampler_does_not_use_is_refused(tmp_path: Path) -> None:
     prompt = load_template(own(tmp_path, "Be quick."))
-    with pytest.raises(ConfigError, match="FeedbackSampler writes its prompt without it"):
+    with pytest.raises(ConfigError, match="FeedbackSampler does not use it in its prompt"):
         load_sampler("feedback").check_policy(told(), prompt)
     load_sampler("repl").check_policy(told(), prompt)
 

@@ -109,7 +109,7 @@ def test_what_has_ended_is_told_and_is_not_played_again() -> None:
 def test_how_long_rollouts_took_is_learned_when_their_step_comes_and_by_a_run_that_goes_on_once() -> None:
     with opened(ReplSampler()) as source:
         source.start_rollouts(["t1", "t2"], 1)
-        source._early[1].rollouts.wait()
+        source._prefetched[1].rollouts.wait()
         before = source.state_dict()
         assert json.loads(json.loads(before)["lengths"]) == {}, "a clock says how far a step to come is"
         whole = source.collect(["t1", "t2"], 1)
@@ -247,7 +247,7 @@ def test_who_waits_for_a_group_of_a_step_that_fails_waits_no_longer() -> None:
         source.start_rollouts(["t1", "t2"], 1)
         source.run(sampler.wrote(2))
         waiting = beside.submit(source.wait_for_first_group, [(1, [0]), (1, [1])])
-        source.run(until(lambda: bool(source._news._waiters)))
+        source.run(until(lambda: bool(source._changed._waiters)))
         source.run(sampler.continue_after_answer())
         assert waiting.result(60) == 0
         with pytest.raises(UserCodeError, match="no"):

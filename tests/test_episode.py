@@ -73,7 +73,7 @@ def test_i5_an_engine_whose_ids_differ_from_the_record_stops_the_run() -> None:
     class Meddler(RolloutSampler):
         async def rollout(self, episode: Episode) -> None:
             line = await episode.sample()
-            ids = episode._writer.seen_ids
+            ids = episode._generation.seen_ids
             assert isinstance(ids, list)
             ids[-1] += 1
             await episode.push(line)

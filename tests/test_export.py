@@ -168,7 +168,7 @@ def test_rows_may_be_chosen_and_columns_of_ones_own_are_told(
 @pytest.mark.parametrize("name", [name for name in COLUMNS if name not in ("record", "workspace")])
 def test_a_changed_column_is_refused_and_never_passed_over(name: str) -> None:
     row = {**build_table_row(CreditedTrajectory(full())), name: ["other"]}
-    with pytest.raises(StoreError, match=rf"row 3: column '{name}' is \['other'\], its record says .*not changed"):
+    with pytest.raises(StoreError, match=rf"row 3: column '{name}' is \['other'\], its record has .*not changed"):
         parse_table_row(row, "table, row 3")
 
 

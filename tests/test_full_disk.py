@@ -61,5 +61,5 @@ def test_a_disk_that_turns_read_only_and_a_process_without_files_lose_nothing_an
 @pytest.mark.heavy
 def test_weights_take_another_way_where_shared_memory_fills_up_and_that_is_said_once(tmp_path: Path) -> None:
     (line,) = told("shared", tmp_path)
-    assert "on their way to the engine from now on" in line
+    assert "weights reach the engine through" in line
     assert "No space left on device" in line

@@ -15,7 +15,7 @@ from repl_rl.engine import ScriptedEngine
 from repl_rl.errors import ConfigError, InvariantError, UserCodeError
 from repl_rl.rollout import ReplSampler, Rollouts
 from repl_rl.rollout.host_functions import (
-    SPENT,
+    LIMIT_REACHED,
     HostCallSession,
     HostFunction,
     HostLimits,
@@ -112,7 +112,7 @@ def test_calls_beyond_those_of_a_rollout_are_refused_and_a_flood_leaves_a_small_
     made = session.take_calls()
     assert [call.answer for call in made[:3]] == ["0", "2", "4"]
     assert len(made) <= 5
-    assert all((call.error or "").endswith(SPENT) for call in made[3:])
+    assert all((call.error or "").endswith(LIMIT_REACHED) for call in made[3:])
 
 
 def test_large_arguments_and_answers_are_refused() -> None:
@@ -154,10 +154,11 @@ def test_functions_are_named_with_options() -> None:
     ("text", "said"),
     [
         ("nothing", "choose one of llm_query, rollout"), ("llm_query(depth=1)", "its options are train"),
-        ("llm_query,llm_query", "that name is taken"), ("tests.test_host:ask", "write type hints, and a docstring"),
+        ("llm_query,llm_query", "another function or the console has this name"),
+        ("tests.test_host:ask", "write type hints, and a docstring"),
         ("tests.test_host:double(calls=0)", "give at least 1"), ("tests.test_host:TASK", "name a function"),
         ("llm_query(max_tokens=0)", "give at least 1"),
-        ("llm_query(train=True,model='x')", "only the policy is trained"),
+        ("llm_query(train=True,model='x')", "only the policy can be trained"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_offered_is_refused_by_name(text: str, said: str) -> None:
@@ -223,7 +224,7 @@ async def _branches(t: Trajectory, sandbox: Sandbox) -> None:
     absent = await branch(rollouts(sandbox, lines), get_branch_point(t, 1), TASK, 1)
     shown = [segment.text for b in (known, absent) if isinstance(segment := b.trajectories[0].segments[3], Observed)]
     assert shown[0] == "12\n>>> "
-    assert ": double() was recorded and is not there" in shown[1]
+    assert ": double() is known from a record only" in shown[1]
     assert [b.trajectories[0].answer for b in (known, absent)] == ["6", "6"]
 
 

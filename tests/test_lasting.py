@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repl_rl.engine import Engine, Sampling
-from repl_rl.engine.restarting_engine import MOST_DEATHS, RestartingEngine, open_restarting_engine
+from repl_rl.engine.restarting_engine import MAX_CRASHES, RestartingEngine, open_restarting_engine
 from repl_rl.engine.scripted_engine import FaultyEngine, FaultyEngineSequence
 from repl_rl.errors import EngineDied, EngineError, UnrecoverableError
 from repl_rl.evaluation import Study, run_evaluation
@@ -190,7 +190,7 @@ def test_after_three_deaths_in_a_row_the_run_stops_with_one_line(caplog: pytest.
         asyncio.run(work())
     assert raised.value.exit_code == 3
     assert str(raised.value).endswith("then go on with --resume")
-    assert len(lives.engines) == MOST_DEATHS
+    assert len(lives.engines) == MAX_CRASHES
     assert [record.message.count("another one is opened") for record in caplog.records] == [1, 1]
     assert all(engine.open_sessions == 0 for engine in lives.engines)
 
@@ -256,7 +256,7 @@ def test_an_engine_that_cannot_be_opened_again_counts_as_dead_each_time() -> Non
 
     with pytest.raises(UnrecoverableError, match="no memory"):
         asyncio.run(work())
-    assert len(opened) == MOST_DEATHS
+    assert len(opened) == MAX_CRASHES
 
 
 def test_what_dead_engines_say_at_their_end_is_nobodys_error(tmp_path: Path) -> None:

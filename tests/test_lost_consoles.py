@@ -17,7 +17,7 @@ import pytest
 from repl_rl.errors import SandboxFault, SandboxLost, SandboxUnavailable, UnrecoverableError
 from repl_rl.rollout import ReplSampler, Rollouts
 from repl_rl.rollout.episode import Episode
-from repl_rl.rollout.retry import MOST_PLAYED
+from repl_rl.rollout.retry import MAX_ATTEMPTS
 from repl_rl.sandbox import InProcessSandbox, LineResult, SandboxSession, open_sandbox
 from repl_rl.sandbox.base import Limits
 from repl_rl.sandbox.console_pool import SharedForkServer
@@ -99,14 +99,14 @@ def test_a_rollout_that_loses_its_console_again_and_again_is_dropped_and_counted
     assert found[0].failure is not None
     assert found[0].failure.kind is FailureKind.SANDBOX_FAULT
     assert found[0].outcome is None
-    assert rollouts.faults["consoles_lost"] == MOST_PLAYED
-    assert rollouts.faults["rollouts_replayed"] == MOST_PLAYED - 1
+    assert rollouts.faults["consoles_lost"] == MAX_ATTEMPTS
+    assert rollouts.faults["rollouts_replayed"] == MAX_ATTEMPTS - 1
     assert rollouts.faults["rollouts_given_up"] == 1
 
 
 def test_a_run_all_of_whose_consoles_are_lost_again_and_again_stops_with_one_line() -> None:
     with pytest.raises(
-        UnrecoverableError, match=r"^sandbox inprocess is 'gone under each of 6 rollouts, 3 times"
+        UnrecoverableError, match=r"^sandbox inprocess is 'lost in each of 6 rollouts, 3 times"
     ) as raised:
         play(1000)
     assert raised.value.exit_code == 3

@@ -114,7 +114,7 @@ def test_an_outcome_that_is_not_the_sum_of_its_parts_cannot_be_written_down() ->
     t = played(RIGHT)
     with pytest.raises(InvariantError, match="it is the sum of its parts"):
         replace(t, outcome=2.0, outcomes=(NamedReward("a", 1.0),))
-    with pytest.raises(InvariantError, match="a grade is a finite number, beside an outcome in parts"):
+    with pytest.raises(InvariantError, match="a grade is a finite number, next to an outcome in parts"):
         replace(t, grade=1.0)
     assert t.without_outcome().outcome is None
 

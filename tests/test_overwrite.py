@@ -1,4 +1,4 @@
-"""`--overwrite` and `--resume` touch what this program wrote, and nothing that another process is at work on."""
+"""`--overwrite` and `--resume` touch what this program wrote, and nothing that another process uses."""
 
 import json
 import os
@@ -245,7 +245,7 @@ def test_a_run_that_a_process_begins_to_work_on_after_it_was_looked_at_is_not_re
     a_run(folder)
     late, before = RunFolder(folder, overwrite=True), tree(folder)
     with at_work(folder):
-        with pytest.raises(ConfigError, match="another process is at work on it"), open_run(late, "seed = 7\n", False):
+        with pytest.raises(ConfigError, match="another process is using it"), open_run(late, "seed = 7\n", False):
             raise AssertionError("it was taken")
         assert {**tree(folder), OWNER: b""} == {**before, OWNER: b""}
 
@@ -260,7 +260,7 @@ def test_a_run_that_a_process_is_at_work_on_is_refused_by_its_number_and_host(
     with at_work(folder) as process:
         assert main(["train", "--out", str(tmp_path), "--name", "mine", flag]) == 2
         told = capsys.readouterr().err
-        assert f"another process is at work on it: process {process.pid} on {socket.gethostname()}" in told
+        assert f"another process is using it: process {process.pid} on {socket.gethostname()}" in told
         assert read_run_info(folder).status is RunStatus.RUNNING
         assert {**tree(folder), OWNER: b""} == {**before, OWNER: b""}
         process.send_signal(signal.SIGKILL)
@@ -356,7 +356,7 @@ def test_of_two_that_begin_at_once_one_has_the_run_and_the_other_is_refused(tmp_
             refused = said[1 - winner]
             assert (
                 f"process {racers[winner].pid} on" in refused
-                or "another process is at work" in refused
+                or "another process is using it" in refused
                 or ("--overwrite to replace it" in refused)
             )
             rows = [json.loads(row) for row in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -553,7 +553,7 @@ def test_a_second_process_at_one_output_is_refused_by_number_and_host_and_a_kill
         for flags in ([], ["--overwrite"]):
             assert main([*verb, *flags, "--out", str(out)]) == 2
             told = capsys.readouterr().err
-            assert f"output folder is '{out}'; another process is at work on it: process {process.pid} on" in told
+            assert f"output folder is '{out}'; another process is using it: process {process.pid} on" in told
             assert socket.gethostname() in told
         process.kill()
     assert tree(out) == before

@@ -144,7 +144,7 @@ def test_a_vocabulary_without_an_end_token_is_refused() -> None:
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: object) -> None:
-    with pytest.raises(ConfigError, match="save the tokenizer beside the weights"):
+    with pytest.raises(ConfigError, match="save the tokenizer next to the weights"):
         Renderer.from_folder(str(tmp_path))
 
 

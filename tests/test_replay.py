@@ -175,7 +175,7 @@ def test_a_replay_refuses_what_cannot_be() -> None:
     with pytest.raises(ConfigError, match="give 0 to 6"):
         get_branch_point(t, -1)
     told = [replace(x, execution=x.execution and replace(x.execution, ran=())) for x in t.lines]
-    with pytest.raises(ConfigError, match="does not say what a console was given"):
+    with pytest.raises(ConfigError, match="lacks the input of the console"):
         validate_replayable(replace(t, segments=(Sampled(tuple(told)),)))
 
 

@@ -94,7 +94,7 @@ def test_a_broken_folder_is_told_as_such_and_stops_no_list(
 
 def test_a_run_of_a_status_that_nobody_knows_is_broken(tmp_path: Path) -> None:
     run = read_run_info(begun(tmp_path / "run", status="odd"))
-    assert (run.status, "its status is 'odd'" in run.reason) == (RunStatus.UNREADABLE, True)
+    assert (run.status, "the unknown status 'odd'" in run.reason) == (RunStatus.UNREADABLE, True)
 
 
 def test_what_no_training_made_is_listed_as_no_run_and_hidden_folders_and_files_are_left_out(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_folder_of_runs_that_is_none_is_refused(tmp_path: Path, capsys: pytest
     with pytest.raises(ConfigError, match="folder of runs is"):
         list_runs(tmp_path / "none")
     assert main(["runs", str(tmp_path / "none")]) == 2
-    assert "--out of train" in capsys.readouterr().err
+    assert "--out folder of train" in capsys.readouterr().err
     assert main(["runs", str(tmp_path)]) == 0
     assert "`repl-rl train` makes one" in " ".join(capsys.readouterr().out.split())
 

@@ -90,7 +90,7 @@ def test_sinks_that_cannot_be_had_are_refused() -> None:
     with pytest.raises(ConfigError, match="choose among tensorboard, trackio, wandb"):
         require_sinks(["mlflow"])
     with pytest.raises(ConfigError, match="pip install wandb"):
-        require_sinks(["wandb"], found=lambda name: None)
+        require_sinks(["wandb"], find_package=lambda name: None)
 
 
 def test_sinks_are_named_by_flags_and_files(tmp_path: Path) -> None:

@@ -301,7 +301,7 @@ def test_a_sampler_cannot_claim_a_stop_that_only_the_record_can_give(reason: Sto
     class Claims(RolloutSampler):
         async def rollout(self, episode: Episode) -> None:
             await episode.sample()
-            with pytest.raises(ConfigError, match="it is noted where it happens"):
+            with pytest.raises(ConfigError, match="only the episode itself records this reason"):
                 episode.finish(reason)
 
     assert play(["1\n"], Claims()).stop is Stop.FINISHED

@@ -79,12 +79,12 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         lambda: replace(trajectory(), wall_s=-1.0),
         "Trajectory.wall_s is -1.0; give a finite number of seconds",
     ),
-    "a trajectory without a name": (lambda: replace(trajectory(), id=""), "Trajectory.id is ''; name it"),
+    "a trajectory without a name": (lambda: replace(trajectory(), id=""), "Trajectory.id is ''; give an id"),
     "segments in a list": (
         lambda: replace(trajectory(), segments=listed(Sampled((line(),)))),
         "Trajectory.segments is [Sampled(",
     ),
-    "lines in a list": (lambda: Sampled(listed(line())), "give a tuple, this is a list"),
+    "lines in a list": (lambda: Sampled(listed(line())), "give a tuple, not a value of type list"),
     "ids in a list": (
         lambda: Line(listed(1), (-0.5,), "x\n", LineEnd.NEWLINE),
         "Line.token_ids is [1]; give a tuple",
@@ -113,7 +113,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "what ran as a text": (
         lambda: Execution(LineStatus.OK, 0.0, ran="x"),  # type: ignore[arg-type]
-        "Execution.ran is 'x'; give a tuple, this is a str",
+        "Execution.ran is 'x'; give a tuple, not a value of type str",
     ),
     "a failure of a kind that nobody knows": (
         lambda: Failure("SandboxFault", "lost"),  # type: ignore[arg-type]
@@ -162,7 +162,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a line of less than no token": (
         lambda: LineRewards(0.0, tokens=-1),
-        "a line has -1 tokens; count them, or give 0",
+        "a line has -1 tokens; give their number, or 0",
     ),
     "earnings of lines in a list": (
         lambda: RolloutRewards(1.0, listed(LineRewards(0.0))),
@@ -170,11 +170,11 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a group of which some lines have a state": (
         lambda: GroupRewards((RolloutRewards(1.0, (LineRewards(0.0, state="a"), LineRewards(0.0))),)),
-        "the state of some lines is None and of others it is not; give one to each line of a group, or to none",
+        "the state is None for some lines, and not for others; give one to each line of a group, or to none",
     ),
     "columns of unequal rows": (
         lambda: TokenColumns([[1]], [[2]], [[-0.5]], []),
-        "columns of a batch have [0, 1] rows; give a row a rollout in each",
+        "columns of a batch have [0, 1] rows; give one row per rollout in each",
     ),
     "columns of unequal lengths": (
         lambda: TokenColumns([[1]], [[2, 3]], [[-0.5]], [[1, 1]]),

@@ -37,7 +37,7 @@ from repl_rl.ray.worker_pool import GroupAttempt, GroupScheduler, LostWorker
 from repl_rl.rollout import ReplSampler, Rollouts
 from repl_rl.rollout.retry import BatchResult
 from repl_rl.rollout.rollout_limits import RolloutLimits
-from repl_rl.rollout.throughput_stats import RuntimeInfo
+from repl_rl.rollout.rollout_stats import RuntimeInfo
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.sandbox.inprocess import InProcessSandbox
 from repl_rl.tasks import Task

@@ -196,10 +196,10 @@ def _ours(model: PreTrainedModel, rollouts: Sequence[Trajectory], folder: Path, 
     )
     # Another number of rows per pass rounds differently.
     if side == "other":
-        assert trainer._fast is not None
+        assert trainer._scorer is not None
         row = max(len(t.prompt.token_ids) + len(t.completion_ids) for t in rollouts)
         usual = TOKENS_PER_PASS_GPU if torch.cuda.is_available() else TOKENS_PER_PASS_CPU
-        trainer._fast.tokens_per_pass = row if 2 * row <= usual else 2 * row
+        trainer._scorer.tokens_per_pass = row if 2 * row <= usual else 2 * row
     # The weights are already in place, so no weight sync is needed.
     trainer._last_loaded_step = 0
     trainer.model_wrapped.train()

@@ -85,7 +85,7 @@ class LineRewards:
             if not math.isfinite(reward):
                 raise UserCodeError(f"a line reward is {reward!r}; a reward is a finite number")
         if self.tokens < 0:
-            raise UserCodeError(f"a line has {self.tokens} tokens; count them, or give 0 where that is not known")
+            raise UserCodeError(f"a line has {self.tokens} tokens; give their number, or 0 if it is unknown")
 
     @property
     def given_reward(self) -> float:
@@ -104,7 +104,7 @@ class RolloutRewards:
 
     def __post_init__(self) -> None:
         if self.outcome is not None and not math.isfinite(self.outcome):
-            raise UserCodeError(f"an outcome is {self.outcome!r}; give a finite number, or None where none was graded")
+            raise UserCodeError(f"an outcome is {self.outcome!r}; give a finite number, or None if it was not graded")
         if not isinstance(self.lines, tuple):
             raise UserCodeError(f"the lines of a rollout are a {type(self.lines).__name__}; give a tuple")
 
@@ -140,7 +140,7 @@ class GroupRewards:
             known = {getattr(line, name) is not None for rollout in self.rollouts for line in rollout.lines}
             if len(known) > 1:
                 remedy = "give one to each line of a group, or to none"
-                raise UserCodeError(f"the {name} of some lines is None and of others it is not; {remedy}")
+                raise UserCodeError(f"the {name} is None for some lines, and not for others; {remedy}")
 
     @classmethod
     def from_rows(
@@ -158,21 +158,21 @@ class GroupRewards:
             UserCodeError: rows, or values in them, are too few or too many, or not finite numbers.
         """
         lengths = [len(row) for row in rewards_G_L]
-        parts = {"states": states_G_L, "shaping rewards": shaping_G_L, "prefixes": prefixes_G_L}
-        for name, rows in parts.items():
+        rows_by_name = {"states": states_G_L, "shaping rewards": shaping_G_L, "prefixes": prefixes_G_L}
+        for name, rows in rows_by_name.items():
             if rows and [len(row) for row in rows] != lengths:
                 remedy = "give one of each per line"
-                raise UserCodeError(f"a group has other numbers of {name} than of line rewards; {remedy}")
+                raise UserCodeError(f"a group has rows of {name} and of line rewards that differ in length; {remedy}")
         if len(outcomes_G) != len(lengths):
             raise UserCodeError(
                 f"a group has {len(outcomes_G)} outcomes and {len(lengths)} rows of line rewards; "
                 "give one of each per rollout"
             )
         # Rows that were not given: no shaping, and unknown names.
-        nothing, unknown = [[0.0] * n for n in lengths], [[None] * n for n in lengths]
-        rows_G = zip(rewards_G_L, shaping_G_L or nothing, states_G_L or unknown, prefixes_G_L or unknown, strict=True)
-        earned_G = [tuple(map(LineRewards, *rows)) for rows in rows_G]
-        return cls(tuple(map(RolloutRewards, outcomes_G, earned_G)), bound)
+        zeros, unknown = [[0.0] * n for n in lengths], [[None] * n for n in lengths]
+        rows_G = zip(rewards_G_L, shaping_G_L or zeros, states_G_L or unknown, prefixes_G_L or unknown, strict=True)
+        lines_G = [tuple(map(LineRewards, *rows)) for rows in rows_G]
+        return cls(tuple(map(RolloutRewards, outcomes_G, lines_G)), bound)
 
     @property
     def outcomes_G(self) -> tuple[float | None, ...]:
@@ -248,34 +248,34 @@ def normalise(values: Tensor) -> Tensor:
 def compute_reward_to_go(rewards_L: Sequence[float], discount: float) -> tuple[float, ...]:
     """Return the discounted sums from each line to the end."""
     returns: list[float] = []
-    after = 0.0
+    total = 0.0
     for reward in reversed(rewards_L):
-        after = reward + discount * after
-        returns.append(after)
+        total = reward + discount * total
+        returns.append(total)
     return tuple(reversed(returns))
 
 
-def compute_scores(values: Sequence[float], beside: Sequence[float] = ()) -> list[float]:
+def compute_scores(values: Sequence[float], further: Sequence[float] = ()) -> list[float]:
     """Normalise values together with further ones, and return their scores in order. Equal values give exact zeros."""
-    together = [*values, *beside]
-    if len(set(together)) < 2:
+    combined = [*values, *further]
+    if len(set(combined)) < 2:
         # Their mean may differ from them in the last bit, and EPSILON would magnify that.
         return [0.0] * len(values)
-    scores: list[float] = normalise(torch.tensor(together, dtype=torch.float32)).tolist()
+    scores: list[float] = normalise(torch.tensor(combined, dtype=torch.float32)).tolist()
     return scores[: len(values)]
 
 
-def compute_floored_scores(values: Sequence[float], beside: Sequence[float] = ()) -> list[float]:
+def compute_floored_scores(values: Sequence[float], further: Sequence[float] = ()) -> list[float]:
     """Return (x - b) / (deviation + EPSILON), b = max(mean, 0), in order. Further values join mean and deviation.
 
     The deviation is the unbiased one around b. If the mean is at least 0, this is `compute_scores`. If it is below 0,
     `compute_scores` would score the smaller ones of several penalties above 0, and more lines would pay off.
     """
-    together = [*values, *beside]
+    combined = [*values, *further]
     # The mean is at least 0: the floor has no effect.
-    if len(together) < 2 or math.fsum(together) >= 0:
-        return compute_scores(values, beside)
-    deviation = math.sqrt(math.fsum(value * value for value in together) / (len(together) - 1))
+    if len(combined) < 2 or math.fsum(combined) >= 0:
+        return compute_scores(values, further)
+    deviation = math.sqrt(math.fsum(value * value for value in combined) / (len(combined) - 1))
     return [value / (deviation + EPSILON) for value in values]
 
 
@@ -322,7 +322,7 @@ def two_stream(
     The number of lines without a reward does not matter. A mean below 0 counts as 0, and the deviation is around it.
     With given="as_given", a reward is added in place of line_weight * A_given(i, l).
     """
-    compared, apart = _split_given_rewards(group, given)
+    compared, as_given = _split_given_rewards(group, given)
     given_G_L = compared.given_G_L
     zeros = [0.0 for rewards_L in given_G_L if rewards_L]
     # Each rollout adds one 0. The scores come in the order of the rewards that are not 0. A single rollout is compared
@@ -340,7 +340,7 @@ def two_stream(
                 compute_outcome_scores(group), given_G_L, group.shaping_G_L, strict=True
             )
         ),
-        apart,
+        as_given,
     )
 
 
@@ -356,19 +356,19 @@ def process(group: GroupRewards, *, given: GivenRewardMode = "compared") -> Adva
     bounded sum of shaping from the line on. Without given rewards and shaping, this is `outcome`. With
     given="as_given", rewards are not steps: their sum from the line on is added.
     """
-    group, apart = _split_given_rewards(group, given)
+    group, as_given = _split_given_rewards(group, given)
     given_G_L = group.given_G_L
     # Normalise all steps of the group together, outcomes last.
     graded = [r for r, row in zip(group.outcomes_G, given_G_L, strict=True) if row and r is not None]
     steps = [g for given_L in given_G_L for g in given_L if g > 0] + graded
     # A single rollout is compared with nothing.
-    alone = sum(map(bool, given_G_L)) < 2
-    scores = iter([0.0] * len(steps) if alone else compute_scores(steps))
+    is_single = sum(map(bool, given_G_L)) < 2
+    scores = iter([0.0] * len(steps) if is_single else compute_scores(steps))
     # Penalties have a separate scale around 0.
-    fines = [g for given_L in given_G_L for g in given_L if g < 0]
-    penalties = iter([0.0] * len(fines) if alone else compute_penalty_scores(fines))
+    penalties = [g for given_L in given_G_L for g in given_L if g < 0]
+    penalty_scores = iter([0.0] * len(penalties) if is_single else compute_penalty_scores(penalties))
     steps_G_L = [
-        [next(scores) if g > 0 else next(penalties) if g < 0 else 0.0 for g in given_L] for given_L in given_G_L
+        [next(scores) if g > 0 else next(penalty_scores) if g < 0 else 0.0 for g in given_L] for given_L in given_G_L
     ]
     # The outcome is the last step of its rollout.
     for steps_L, outcome in zip(steps_G_L, group.outcomes_G, strict=True):
@@ -378,7 +378,7 @@ def process(group: GroupRewards, *, given: GivenRewardMode = "compared") -> Adva
         tuple(a + s / OUTCOME_DEVIATION for a, s in zip(compute_reward_to_go(steps_L, 1.0), shaped_L, strict=True))
         for steps_L, shaped_L in zip(steps_G_L, group.compute_shaping_to_go(), strict=True)
     )
-    return _add_given_rewards(rows, [compute_reward_to_go(apart_L, 1.0) for apart_L in apart])
+    return _add_given_rewards(rows, [compute_reward_to_go(as_given_L, 1.0) for as_given_L in as_given])
 
 
 def return_to_go(group: GroupRewards, *, discount: Discount = 1.0, given: GivenRewardMode = "compared") -> Advantages:
@@ -397,23 +397,23 @@ def return_to_go(group: GroupRewards, *, discount: Discount = 1.0, given: GivenR
     divided by a deviation. Source: RLOO (arXiv 2402.14740), with the reward to go of REINFORCE. With given="as_given",
     rewards are not part of G: their discounted sum from the line on is added.
     """
-    group, apart = _split_given_rewards(group, given)
+    group, as_given = _split_given_rewards(group, given)
     outcomes_G_L = _compute_outcome_returns(group, discount)
     given_G_L = [compute_reward_to_go(given_L, discount) for given_L in group.given_G_L]
     # Step of a line: number of earlier lines that were given a reward above 0.
     steps_G_L = [list(accumulate((g > 0 for g in given_L[:-1]), initial=0)) for given_L in group.given_G_L]
 
-    def compute_credit(i: int, at: int) -> float:
-        compared = outcomes_G_L[i][at] - fmean(_select_returns_at_step(outcomes_G_L, steps_G_L, i, at))
-        return compared + _subtract_baseline(given_G_L[i][at], _select_returns_at_step(given_G_L, steps_G_L, i, at))
+    def compute_credit(i: int, line: int) -> float:
+        compared = outcomes_G_L[i][line] - fmean(_select_returns_at_step(outcomes_G_L, steps_G_L, i, line))
+        return compared + _subtract_baseline(given_G_L[i][line], _select_returns_at_step(given_G_L, steps_G_L, i, line))
 
     # A single rollout has no others to compare with: only its shaping counts.
-    alone = sum(map(bool, given_G_L)) < 2
+    is_single = sum(map(bool, given_G_L)) < 2
     rows = tuple(
-        tuple((0.0 if alone else compute_credit(i, at)) + shaped for at, shaped in enumerate(shaped_L))
+        tuple((0.0 if is_single else compute_credit(i, line)) + shaping for line, shaping in enumerate(shaped_L))
         for i, shaped_L in enumerate(group.compute_shaping_to_go())
     )
-    return _add_given_rewards(rows, [compute_reward_to_go(apart_L, discount) for apart_L in apart])
+    return _add_given_rewards(rows, [compute_reward_to_go(as_given_L, discount) for as_given_L in as_given])
 
 
 def state_anchor(
@@ -435,31 +435,31 @@ def state_anchor(
     rollout cannot move its own baseline by returning to a state. b is raised as in `return_to_go`, so that penalties
     pay no line. With given="as_given", rewards are not part of G: their discounted sum from the line on is added.
     """
-    group, apart = _split_given_rewards(group, given)
+    group, as_given = _split_given_rewards(group, given)
     outcomes_G_L = _compute_outcome_returns(group, discount)
     given_G_L = [compute_reward_to_go(given_L, discount) for given_L in group.given_G_L]
     scale = max((abs(r or 0.0) for r in group.outcomes_G), default=0.0) or 1.0
     # Find each rollout's first line at each state.
     first_lines: dict[str, dict[int, int]] = {}
     for i, states_L in enumerate(group.states_G_L):
-        for at, state in enumerate(states_L):
-            first_lines.setdefault(state, {}).setdefault(i, at)
+        for line, state in enumerate(states_L):
+            first_lines.setdefault(state, {}).setdefault(i, line)
     # Compare each line with the other rollouts at its state.
     local = [[0.0] * len(given_L) for given_L in given_G_L]
     for i, states_L in enumerate(group.states_G_L):
-        for at, state in enumerate(states_L):
+        for line, state in enumerate(states_L):
             others = [(j, first) for j, first in first_lines[state].items() if j != i]
             if others:
-                compared = outcomes_G_L[i][at] - fmean(outcomes_G_L[j][first] for j, first in others)
-                earned = _subtract_baseline(given_G_L[i][at], [given_G_L[j][first] for j, first in others])
-                local[i][at] = (compared + earned) / scale
+                compared = outcomes_G_L[i][line] - fmean(outcomes_G_L[j][first] for j, first in others)
+                given_credit = _subtract_baseline(given_G_L[i][line], [given_G_L[j][first] for j, first in others])
+                local[i][line] = (compared + given_credit) / scale
     rows = tuple(
         tuple(score + line_weight * a + s / OUTCOME_DEVIATION for a, s in zip(values_L, shaped_L, strict=True))
         for score, values_L, shaped_L in zip(
             compute_outcome_scores(group), local, group.compute_shaping_to_go(), strict=True
         )
     )
-    return _add_given_rewards(rows, [compute_reward_to_go(apart_L, discount) for apart_L in apart])
+    return _add_given_rewards(rows, [compute_reward_to_go(as_given_L, discount) for as_given_L in as_given])
 
 
 def _split_given_rewards(group: GroupRewards, given: GivenRewardMode) -> tuple[GroupRewards, Advantages]:
@@ -469,12 +469,12 @@ def _split_given_rewards(group: GroupRewards, given: GivenRewardMode) -> tuple[G
     return group.map_lines(lambda line: replace(line, reward=line.shaping)), group.given_G_L
 
 
-def _add_given_rewards(rows: Advantages, apart: Sequence[Sequence[float]]) -> Advantages:
+def _add_given_rewards(rows: Advantages, as_given: Sequence[Sequence[float]]) -> Advantages:
     """Add the separate rewards to the advantages. () adds nothing."""
-    if not apart:
+    if not as_given:
         return rows
     return tuple(
-        tuple(a + g for a, g in zip(row, given_L, strict=True)) for row, given_L in zip(rows, apart, strict=True)
+        tuple(a + g for a, g in zip(row, given_L, strict=True)) for row, given_L in zip(rows, as_given, strict=True)
     )
 
 
@@ -489,10 +489,10 @@ def _compute_outcome_returns(group: GroupRewards, discount: float) -> list[tuple
 
 
 def _select_returns_at_step(
-    returns_G_L: Sequence[Sequence[float]], steps_G_L: Sequence[Sequence[int]], i: int, at: int
+    returns_G_L: Sequence[Sequence[float]], steps_G_L: Sequence[Sequence[int]], i: int, line: int
 ) -> list[float]:
-    """Return the other rollouts' returns at the step of line `at` of rollout i."""
-    step = steps_G_L[i][at]
+    """Return the other rollouts' returns at the step of a line of rollout i."""
+    step = steps_G_L[i][line]
     return [
         # First line at that step, or the last line if the rollout never reached it.
         returns_L[min(bisect_left(steps_L, step), len(returns_L) - 1)]
@@ -552,18 +552,18 @@ def merged_prefixes(group: GroupRewards, *, by: MergeKey = "ids", form: CreditFo
     scores_G = compute_outcome_scores(group)
     names_G_L = group.states_G_L if by == "states" else group.prefixes_G_L
     outcomes = {i: r for i, r in enumerate(group.outcomes_G) if r is not None}
-    changed: Mapping[int, Sequence[float]] = {}
+    changes: Mapping[int, Sequence[float]] = {}
     # Equal outcomes have no deviation to divide by, and no differences to credit.
     if names_G_L and len(set(outcomes.values())) > 1:
         scale = stdev(outcomes.values()) + EPSILON
-        changed = {i: [c / scale for c in row] for i, row in _compute_line_changes(outcomes, names_G_L, form).items()}
-    credited = []
+        changes = {i: [c / scale for c in row] for i, row in _compute_line_changes(outcomes, names_G_L, form).items()}
+    advantages = []
     for i, (score, shaped_L, given_L) in enumerate(
         zip(scores_G, group.compute_shaping_to_go(), group.given_G_L, strict=True)
     ):
-        parts = zip(changed.get(i, [0.0] * len(given_L)), shaped_L, compute_reward_to_go(given_L, 1.0), strict=True)
-        credited.append(tuple(score + c + s / OUTCOME_DEVIATION + g for c, s, g in parts))
-    return tuple(credited)
+        columns = zip(changes.get(i, [0.0] * len(given_L)), shaped_L, compute_reward_to_go(given_L, 1.0), strict=True)
+        advantages.append(tuple(score + c + s / OUTCOME_DEVIATION + g for c, s, g in columns))
+    return tuple(advantages)
 
 
 def _compute_line_changes(
@@ -575,15 +575,15 @@ def _compute_line_changes(
     """
     nodes, paths = _build_prefix_tree(outcomes, names_G_L)
     root = nodes[0]
-    found: dict[int, list[float]] = {}
+    changes: dict[int, list[float]] = {}
     for i, path in paths.items():
         # A line leads to the node of the next line, and the last one to the outcome.
-        ends = [led_to.value for led_to in path[1:]] + [outcomes[i]] * bool(path)
+        results = [node.value for node in path[1:]] + [outcomes[i]] * bool(path)
         if form == "difference":
-            found[i] = [q - s.value if s is not root else 0.0 for s, q in zip(path, ends, strict=True)]
+            changes[i] = [q - s.value if s is not root else 0.0 for s, q in zip(path, results, strict=True)]
         else:
-            found[i] = [(q - outcomes[i]) - (s.baseline - root.baseline) for s, q in zip(path, ends, strict=True)]
-    return found
+            changes[i] = [(q - outcomes[i]) - (s.baseline - root.baseline) for s, q in zip(path, results, strict=True)]
+    return changes
 
 
 def _build_prefix_tree(
@@ -593,22 +593,22 @@ def _build_prefix_tree(
     root = PrefixNode()
     nodes, paths = [root], dict[int, list[PrefixNode]]()
     for i, outcome in outcomes.items():
-        here, names_L = root, names_G_L[i]
+        current, names_L = root, names_G_L[i]
         paths[i] = [root] if names_L else []
-        for before, name in pairwise(names_L):
+        for previous, name in pairwise(names_L):
             # Equal names in a row mean that the line left the state unchanged.
-            if name != before:
-                if name not in here.children:
-                    here.children[name] = PrefixNode(here)
-                    nodes.append(here.children[name])
-                here.draw_results.append(here.children[name])
-                here = here.children[name]
-            paths[i].append(here)
-        here.draw_results.append(outcome)
+            if name != previous:
+                if name not in current.children:
+                    current.children[name] = PrefixNode(current)
+                    nodes.append(current.children[name])
+                current.draw_results.append(current.children[name])
+                current = current.children[name]
+            paths[i].append(current)
+        current.draw_results.append(outcome)
     # In reverse order, each child gets its value before its parent.
     for node in reversed(nodes):
         # Each draw counts once, however often others followed it. A mean over the leaves below would not do that.
-        node.value = fmean(led_to.value if isinstance(led_to, PrefixNode) else led_to for led_to in node.draw_results)
+        node.value = fmean(result.value if isinstance(result, PrefixNode) else result for result in node.draw_results)
     # Parents come first, so that each parent has its baseline.
     for node in nodes:
         _shrink_baseline(node)
@@ -642,13 +642,13 @@ def penalize_first_error(trajectory: Trajectory) -> list[float]:
     `two_stream`. A policy that is bound to fail again pays once. It must fix the error before it can pay again.
     """
     values: list[float] = []
-    wrong = False
+    failed = False
     for line in trajectory.lines:
         status = LineStatus.INCOMPLETE if line.execution is None else line.execution.status
-        values.append(-1.0 if status.is_error and not wrong else 0.0)
+        values.append(-1.0 if status.is_error and not failed else 0.0)
         # Only the last line of a cell has its result.
         if status is not LineStatus.INCOMPLETE:
-            wrong = status.is_error
+            failed = status.is_error
     return values
 
 
@@ -675,8 +675,8 @@ def load_estimator(text: str) -> Estimator:
         ConfigError: no such estimator or option exists, or a value is out of bounds.
         UserCodeError: its module raised while it was imported.
     """
-    named, function = _resolve_estimator(text)
-    return partial(call_estimator, named.bind_options("estimator", function), text)
+    choice, function = _resolve_estimator(text)
+    return partial(call_estimator, choice.bind_options("estimator", function), text)
 
 
 def call_estimator(function: Estimator, name: str, group: GroupRewards) -> Advantages:
@@ -690,10 +690,12 @@ def call_estimator(function: Estimator, name: str, group: GroupRewards) -> Advan
     except Exception as error:
         raise UserCodeError(f"estimator {name!r} raised {type(error).__name__}: {error}") from error
     # A user's estimator may return anything: check the shape, then the values.
-    expected = [len(rewards_L) for rewards_L in group.rewards_G_L]
+    expected_lengths = [len(rewards_L) for rewards_L in group.rewards_G_L]
     lengths = [len(row) for row in advantages_G_L]
-    if lengths != expected:
-        raise UserCodeError(f"estimator {name!r} gave {lengths} advantages for {expected} lines; give one per line")
+    if lengths != expected_lengths:
+        raise UserCodeError(
+            f"estimator {name!r} gave {lengths} advantages for {expected_lengths} lines; give one per line"
+        )
     for value in (value for row in advantages_G_L for value in row):
         if not math.isfinite(value):
             raise UserCodeError(f"estimator {name!r} gave {value!r}; an advantage is a finite number")
@@ -706,9 +708,9 @@ def get_discount(text: str) -> float:
     Raises:
         ConfigError: no such estimator exists.
     """
-    named, function = _resolve_estimator(text)
-    if "discount" in named.options:
-        return float(str(named.options["discount"]))
+    choice, function = _resolve_estimator(text)
+    if "discount" in choice.options:
+        return float(str(choice.options["discount"]))
     parameter = inspect.signature(function).parameters.get("discount")
     return 1.0 if parameter is None or parameter.default is parameter.empty else float(parameter.default)
 
@@ -724,12 +726,12 @@ def sums_shaping(text: str) -> bool:
 
 
 def _resolve_estimator(text: str) -> tuple[NameWithOptions, Callable[..., Advantages]]:
-    named = NameWithOptions.parse("estimator", text)
-    thing = find_or_import("estimator", named.name, ESTIMATORS)
-    if not callable(thing):
+    choice = NameWithOptions.parse("estimator", text)
+    attribute = find_or_import("estimator", choice.name, ESTIMATORS)
+    if not callable(attribute):
         raise ConfigError("estimator", text, "it is not a function")
-    function: Callable[..., Advantages] = thing
-    return named, function
+    function: Callable[..., Advantages] = attribute
+    return choice, function
 
 
 def anneal_line_rewards(function: Estimator, group: GroupRewards, share: float) -> Advantages:
@@ -741,10 +743,10 @@ def anneal_line_rewards(function: Estimator, group: GroupRewards, share: float) 
     # At both ends of the fade, one call is enough.
     if share >= 1.0:
         return function(group)
-    plain = function(group.without_line_rewards())
+    without_lines = function(group.without_line_rewards())
     if share <= 0.0:
-        return plain
+        return without_lines
     return tuple(
         tuple(share * a + (1 - share) * b for a, b in zip(with_L, without_L, strict=True))
-        for with_L, without_L in zip(function(group), plain, strict=True)
+        for with_L, without_L in zip(function(group), without_lines, strict=True)
     )

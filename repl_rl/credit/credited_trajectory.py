@@ -77,12 +77,14 @@ def add_child_rows(
         if rollout.trainable:
             children = list(iterate_trained_children(rollout, advantages_L))
             # Lines of children may have alternatives, too.
-            others = (
-                row for t in (rollout, *(child for child, _ in children)) for row in iterate_trained_alternatives(t)
+            alternatives = (
+                advantages
+                for t in (rollout, *(child for child, _ in children))
+                for advantages in iterate_trained_alternatives(t)
             )
-            for added, row in (*children, *others):
-                rows.append(added)
-                values.append(row)
+            for trajectory, advantages in (*children, *alternatives):
+                rows.append(trajectory)
+                values.append(advantages)
     return rows, values
 
 
@@ -95,29 +97,33 @@ def iterate_trained_children(trajectory: Trajectory, advantages_L: Sequence[floa
             if call.trained and call.child in by_id and by_id[call.child].trainable:
                 child = by_id[call.child]
                 # All lines of the child share the advantage of the calling line.
-                row = (advantage,) * len(child.lines)
-                yield child, row
-                yield from iterate_trained_children(child, row)
+                advantages = (advantage,) * len(child.lines)
+                yield child, advantages
+                yield from iterate_trained_children(child, advantages)
 
 
 def iterate_trained_alternatives(trajectory: Trajectory) -> Iterator[UpdateRow]:
     """Yield the trained alternatives of its lines, as trajectories of one line after the same ids."""
-    before, number = list(trajectory.prompt.token_ids), 0
+    ids_before, line_number = list(trajectory.prompt.token_ids), 0
     for segment in trajectory.segments:
         for line in segment.lines if isinstance(segment, Sampled) else ():
-            for place, other in enumerate(line.alternatives):
-                if other.advantage is not None:
+            for index, alternative in enumerate(line.alternatives):
+                if alternative.advantage is not None:
                     # The id names the line, and the alternative at that line.
-                    ids, step = other.token_ids, other.policy_step
-                    written = Line(ids, other.logprobs, other.text, other.end, policy_step=step)
-                    prompt = Prompt(trajectory.prompt.text, tuple(before))
-                    row = _make_single_line_trajectory(trajectory, f"{trajectory.id}~{number}.{place}", prompt, written)
-                    yield row, (other.advantage,)
+                    ids, step = alternative.token_ids, alternative.policy_step
+                    alternative_line = Line(
+                        ids, alternative.logprobs, alternative.text, alternative.end, policy_step=step
+                    )
+                    prompt = Prompt(trajectory.prompt.text, tuple(ids_before))
+                    row = _make_single_line_trajectory(
+                        trajectory, f"{trajectory.id}~{line_number}.{index}", prompt, alternative_line
+                    )
+                    yield row, (alternative.advantage,)
             # Later alternatives follow the line that the rollout kept.
-            before += line.token_ids
-            number += 1
+            ids_before += line.token_ids
+            line_number += 1
         if isinstance(segment, Observed):
-            before += segment.token_ids
+            ids_before += segment.token_ids
 
 
 def _make_single_line_trajectory(like: Trajectory, id: str, prompt: Prompt, line: Line) -> Trajectory:
@@ -134,6 +140,6 @@ def pad_with_idle_rows(
 
 
 def make_idle_row(like: Trajectory) -> Trajectory:
-    """Return a row that teaches nothing, to pad a batch. Its prompt is that of `like`."""
-    nothing = Failure(FailureKind.OTHER, "no rollout: it fills up a batch")
-    return Trajectory("idle", like.task_id, like.prompt, (), Stop.FAULT, like.policy_step, 0, 0.0, failure=nothing)
+    """Return a row without any trained token, to pad a batch. Its prompt is that of `like`."""
+    failure = Failure(FailureKind.OTHER, "no rollout: it fills up a batch")
+    return Trajectory("idle", like.task_id, like.prompt, (), Stop.FAULT, like.policy_step, 0, 0.0, failure=failure)

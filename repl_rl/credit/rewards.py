@@ -1,25 +1,19 @@
-"""Rewards of lines and rollouts, and the advantages and metrics that follow from them; reward units (dimensionless).
+"""Rewards of lines and rollouts, and the advantages that follow from them; reward units (dimensionless).
 
 A line's reward is the value of its `LineStatus` in a `RewardTable` (its *shaping*), plus the rewards that it was given:
 by the sampler under a name, by functions of the user, and by the difference of a potential. Given rewards arrive
 unchanged, on any scale. Only shaping is bounded, if an estimator sums it. The outcome belongs to the whole rollout and
 is `Trajectory.outcome`.
 
-The parts in order: line rewards, names of console states and prefixes, effect of a rollout's stop, credit of a group,
-metrics. Training does not read the metrics.
+The parts in order: line rewards, then the credit of a group.
 """
 
-import ast
-import hashlib
 import inspect
 import math
-from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from itertools import islice
-from statistics import correlation, fmean
 from types import MappingProxyType
-from typing import Literal, get_args
 
 from repl_rl.credit.advantage_estimators import (
     Advantages,
@@ -28,22 +22,14 @@ from repl_rl.credit.advantage_estimators import (
     LineRewards,
     RolloutRewards,
     anneal_line_rewards,
-    compute_reward_to_go,
 )
+from repl_rl.credit.console_states import compute_line_prefixes, compute_line_states
 from repl_rl.credit.credited_trajectory import LineCredit
+from repl_rl.credit.stop_policy import StopPolicy
 from repl_rl.deprecations import keeps_old_names
 from repl_rl.errors import ConfigError, UserCodeError
 from repl_rl.settings.component_registry import import_attribute
-from repl_rl.trajectory.trajectory import (
-    Group,
-    Line,
-    LineStatus,
-    NamedReward,
-    Observed,
-    Stop,
-    Trajectory,
-    add_outcome_part,
-)
+from repl_rl.trajectory.trajectory import Group, LineStatus, NamedReward, Trajectory
 from repl_rl.utils.timeouts import DaemonThread
 
 
@@ -155,17 +141,17 @@ def load_line_reward(name: str, tasks: Mapping[str, object] = MappingProxyType({
         ConfigError: no such function exists, or the weight is not a finite number.
         UserCodeError: its module raised while it was imported.
     """
-    path, equals, weight = name.partition("=")
+    path, separator, weight = name.partition("=")
     try:
-        factor = float(weight) if equals else 1.0
+        factor = float(weight) if separator else 1.0
     except ValueError:
         factor = math.nan
     if not math.isfinite(factor):
         raise ConfigError("line reward", name, "its weight is a finite number: module:function=weight")
-    found = import_attribute("line reward", path)
-    if not callable(found):
+    attribute = import_attribute("line reward", path)
+    if not callable(attribute):
         raise ConfigError("line reward", name, "it is not a function")
-    function: LineRewardFn = found
+    function: LineRewardFn = attribute
     return WeightedReward(function, factor, tasks=tasks)
 
 
@@ -217,7 +203,7 @@ class Potential:
             UserCodeError: `potential_fn` broke its contract.
         """
         phi_L = self.potential_fn(trajectory)
-        return tuple(self.discount * after - now for now, after in zip(phi_L, (*phi_L[1:], 0.0), strict=True))
+        return tuple(self.discount * next_phi - phi for phi, next_phi in zip(phi_L, (*phi_L[1:], 0.0), strict=True))
 
 
 def compute_error_potential(trajectory: Trajectory) -> list[float]:
@@ -226,11 +212,11 @@ def compute_error_potential(trajectory: Trajectory) -> list[float]:
     An error costs, and fixing it pays the cost back.
     """
     values: list[float] = []
-    wrong = False
+    failed = False
     for line in trajectory.lines:
-        values.append(-1.0 if wrong else 0.0)
+        values.append(-1.0 if failed else 0.0)
         if line.execution is not None and line.execution.status is not LineStatus.INCOMPLETE:
-            wrong = line.execution.status.is_error
+            failed = line.execution.status.is_error
     return values
 
 
@@ -249,11 +235,11 @@ def compute_line_rewards(
     Raises:
         UserCodeError: a function of the user broke its contract.
     """
-    parts = (
+    sources = (
         compute_shaping(trajectory, table),
         *compute_given_rewards(trajectory, table.gated, extras, potential).values(),
     )
-    return tuple(math.fsum(values) for values in zip(*parts, strict=True))
+    return tuple(math.fsum(values) for values in zip(*sources, strict=True))
 
 
 def compute_shaping(trajectory: Trajectory, table: RewardTable) -> tuple[float, ...]:
@@ -281,143 +267,26 @@ def compute_given_rewards(
     lines = trajectory.lines
     if not trajectory.trainable:
         return {}
-    parts: dict[str, tuple[float, ...]] = {}
+    rewards: dict[str, tuple[float, ...]] = {}
     # Rewards of the sampler, then of the user's functions.
     for name in dict.fromkeys(reward.name for line in lines for reward in line.rewards):
-        parts[name] = tuple(math.fsum(r.value for r in line.rewards if r.name == name) for line in lines)
+        rewards[name] = tuple(math.fsum(r.value for r in line.rewards if r.name == name) for line in lines)
     for extra in extras:
-        parts[extra.name] = _sum_rewards(parts.get(extra.name), extra(trajectory))
+        rewards[extra.name] = _sum_rewards(rewards.get(extra.name), extra(trajectory))
     if gated and not trajectory.solved:
-        parts = {name: _zero_positive_rewards(values_L) for name, values_L in parts.items()}
+        rewards = {name: _zero_positive_rewards(values_L) for name, values_L in rewards.items()}
     # After the gate, so that its differences cancel.
     if potential:
-        parts[POTENTIAL] = _sum_rewards(parts.get(POTENTIAL), potential(trajectory))
-    return parts
+        rewards[POTENTIAL] = _sum_rewards(rewards.get(POTENTIAL), potential(trajectory))
+    return rewards
 
 
 def _zero_positive_rewards(values_L: Sequence[float]) -> tuple[float, ...]:
     return tuple(min(value, 0.0) for value in values_L)
 
 
-def _sum_rewards(some: Sequence[float] | None, more: Sequence[float]) -> tuple[float, ...]:
-    return tuple(more) if some is None else tuple(a + b for a, b in zip(some, more, strict=True))
-
-
-def compute_line_states(trajectory: Trajectory) -> tuple[str, ...]:
-    """Return a name of the console state before each line, shape (L,). Equal names mean equal states.
-
-    The host derives it from the lines that ran before, because a report of the sandbox is untrusted and would decide
-    here which rollouts share a baseline. A name depends on the cells that the console received before, without their
-    layout and comments. Other text of the policy around them does not count, and a cell that never compiled left no
-    trace. Equal states may have different names (`x = 4` and `x = 2 + 2`). Different states never share a name, as long
-    as programs are deterministic. A line that a tool executed counts with its text.
-    """
-    states: list[str] = []
-    ran = ""
-    cell: list[str] = []
-    # True while each line of the cell closed one physical line, so that all of them belong to this cell.
-    alone = True
-    for line in trajectory.lines:
-        states.append(hashlib.blake2b((ran + _join_cell(cell)).encode(errors="replace"), digest_size=16).hexdigest())
-        if line.execution is None:
-            continue
-        # One sampled line may close several physical lines.
-        given = _get_executed_code(line)
-        cell += given
-        alone = alone and len(given) == 1
-        if line.execution.status is not LineStatus.INCOMPLETE:
-            # A cell that never compiled left no trace. With several physical lines per line, an earlier one may have
-            # run.
-            if line.execution.status is not LineStatus.SYNTAX_ERROR or not alone:
-                ran += _canonicalize_cell(_join_cell(cell))
-            cell, alone = [], True
-    return tuple(states)
-
-
-def compute_line_prefixes(trajectory: Trajectory) -> tuple[str, ...]:
-    """Return a name of everything between the prompt and each line, shape (L,). Equal names mean equal ids.
-
-    The host computes it, as in `compute_line_states`. Observations count, too, because two consoles may have answered
-    the same lines differently.
-    """
-    names: list[str] = []
-    so_far = hashlib.blake2b(digest_size=16)
-    for segment in trajectory.segments:
-        for part in (segment,) if isinstance(segment, Observed) else segment.lines:
-            if isinstance(part, Line):
-                # The name excludes the line itself.
-                names.append(so_far.hexdigest())
-            so_far.update(array("q", part.token_ids).tobytes())
-    return tuple(names)
-
-
-def _get_executed_code(line: Line) -> tuple[str, ...]:
-    """Return the physical lines that were executed for a line, or its text if no console executed it."""
-    assert line.execution is not None
-    return line.execution.ran or (line.text.removesuffix("\n"),)
-
-
-def _join_cell(cell: list[str]) -> str:
-    return "".join(f"{physical}\n" for physical in cell)
-
-
-def _canonicalize_cell(cell: str) -> str:
-    """Return the cell without layout and comments, or the cell itself if Python cannot parse or print it here."""
-    try:
-        return "".join(ast.dump(statement) + "\n" for statement in ast.parse(cell).body)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return f"{cell!r}\n"
-
-
-StopName = Literal["eos", "finished", "max_lines", "max_tokens", "line_too_long", "exited", "doomed", "wall_clock"]
-"""Values of `Stop`, without `answered`, which is always trained on, and `fault`, which never is."""
-CUT = frozenset({Stop.MAX_LINES, Stop.MAX_TOKENS, Stop.LINE_TOO_LONG, Stop.WALL_CLOCK})
-"""Stops that a budget decided, not the policy."""
-
-
-@dataclass(frozen=True, slots=True)
-class StopPolicy:
-    """Stops that are masked or penalised. A rollout with any other stop is trained on."""
-
-    mask: tuple[StopName, ...] = ()
-    """Stops whose rollouts teach nothing: none of their tokens gets a gradient, and they are in no baseline."""
-    penalise: tuple[StopName, ...] = ()
-    """Stops that subtract `penalty` from a rollout's outcome. A rollout without an outcome stays without one."""
-    penalty: float = 0.5
-    """Cost of a penalised stop, > 0, in reward units."""
-
-    def __post_init__(self) -> None:
-        for name in (*self.mask, *self.penalise):
-            if name not in get_args(StopName):
-                raise ConfigError("stops.mask or stops.penalise", name, f"choose among {', '.join(get_args(StopName))}")
-        for name in self.mask:
-            if name in self.penalise:
-                raise ConfigError("stops.mask and stops.penalise", name, "a stop has one policy; leave it out of one")
-        if not (math.isfinite(self.penalty) and self.penalty > 0):
-            raise ConfigError("stops.penalty", self.penalty, "give a finite number above 0")
-
-    def apply(self, trajectory: Trajectory) -> Trajectory:
-        """Return the rollout as training sees it.
-
-        A masked rollout has no sampled tokens and no outcome. All rules for rollouts that may not be trained on, from
-        masks to baselines, then hold for it, too.
-        """
-        # Without segments the rollout has no line, so it is not trainable. `FINISHED` is valid without a line.
-        if trajectory.stop.value in self.mask:
-            return replace(trajectory.without_outcome(), segments=(), stop=Stop.FINISHED)
-        if trajectory.stop.value in self.penalise and trajectory.outcome is not None:
-            return add_outcome_part(trajectory, NamedReward(trajectory.stop.value, -self.penalty))
-        return trajectory
-
-    def compute_rates(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """Return shares of the rollouts that did not fail on our side: cut by a budget, masked, penalised."""
-        stops = [t.stop for t in trajectories if t.failure is None]
-        count = max(len(stops), 1)
-        return {
-            "cut_rate": sum(stop in CUT for stop in stops) / count,
-            "stop_masked_rate": sum(stop.value in self.mask for stop in stops) / count,
-            "stop_penalised_rate": sum(stop.value in self.penalise for stop in stops) / count,
-        }
+def _sum_rewards(values_L: Sequence[float] | None, added_L: Sequence[float]) -> tuple[float, ...]:
+    return tuple(added_L) if values_L is None else tuple(a + b for a, b in zip(values_L, added_L, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,27 +333,29 @@ def build_group_entry(trajectory: Trajectory, credit: CreditConfig) -> GroupEntr
     if not trajectory.trainable:
         return GroupEntry(trajectory.task_id, trajectory.prompt_key, RolloutRewards(None))
     shaping_L = compute_shaping(trajectory, credit.reward_table)
-    parts = compute_given_rewards(trajectory, credit.reward_table.gated, credit.extra_rewards, credit.potential)
+    given_rewards = compute_given_rewards(trajectory, credit.reward_table.gated, credit.extra_rewards, credit.potential)
     # One row per line: shaping, state, prefix, token count, and each given reward.
-    of_lines = zip(
+    columns = zip(
         shaping_L,
         compute_line_states(trajectory),
         compute_line_prefixes(trajectory),
         (len(line.token_ids) for line in trajectory.lines),
-        *parts.values(),
+        *given_rewards.values(),
         strict=True,
     )
     # The reward of a line is the sum of its shaping and of all given rewards.
     lines = tuple(
-        LineRewards(math.fsum((shaped, *given_to)), shaped, state, prefix, tokens)
-        for shaped, state, prefix, tokens, *given_to in of_lines
+        LineRewards(math.fsum((shaping, *given)), shaping, state, prefix, tokens)
+        for shaping, state, prefix, tokens, *given in columns
     )
     return GroupEntry(
         trajectory.task_id,
         trajectory.prompt_key,
         RolloutRewards(trajectory.outcome, lines),
         trajectory.solved,
-        tuple(NamedReward(name, math.fsum(values_L)) for name, values_L in ((TABLE, shaping_L), *parts.items())),
+        tuple(
+            NamedReward(name, math.fsum(values_L)) for name, values_L in ((TABLE, shaping_L), *given_rewards.items())
+        ),
     )
 
 
@@ -504,101 +375,8 @@ def build_line_credit(
     if not trajectory.trainable:
         return ()
     # Only sampled tokens have credit; take them line by line.
-    sampled = (value for value, mine in zip(logprobs_T, trajectory.loss_mask, strict=True) if mine)
+    sampled_logprobs = (value for value, is_sampled in zip(logprobs_T, trajectory.loss_mask, strict=True) if is_sampled)
     return tuple(
-        LineCredit(reward, advantage, tuple(islice(sampled, len(line.token_ids))))
+        LineCredit(reward, advantage, tuple(islice(sampled_logprobs, len(line.token_ids))))
         for line, reward, advantage in zip(trajectory.lines, rewards_L, advantages_L, strict=True)
     )
-
-
-def compute_credit_metrics(earned: Sequence[GroupEntry], credit: CreditConfig) -> dict[str, float]:
-    """Return `compute_shaping_metrics` and `bound_rate`.
-
-    `bound_rate` is the share of rollouts in which the bound reduces the shaping that the estimator sums. It is 0 if the
-    estimator sums none.
-    """
-    sums = [compute_reward_to_go(e.rewards.shaping_L, 1.0) for e in earned if e.rewards.lines]
-    # The tolerance absorbs rounding in the sums.
-    bitten = (
-        sum(any(abs(s) > credit.reward_table.bound * (1 + 1e-9) for s in sums_L) for sums_L in sums)
-        * credit.sums_shaping
-    )
-    return {**compute_shaping_metrics(earned), "bound_rate": bitten / max(len(sums), 1)}
-
-
-def compute_shaping_metrics(earned: Sequence[GroupEntry]) -> dict[str, float]:
-    """Compare line rewards with outcomes over graded rollouts: is the policy paid for solving, or for shaping?
-
-    `shaping_mean` is the mean sum of line rewards per rollout. `shaping_share` is their part of all absolute reward.
-    `shaping_correlation` is the correlation of that sum with the outcome, or 0 if one of them does not vary.
-    """
-    graded = [e.rewards for e in earned if e.rewards.outcome is not None]
-    # The sum of line rewards of each rollout, and its outcome.
-    pairs = [(sum(r.rewards_L), r.outcome) for r in graded if r.outcome is not None]
-    absolute = sum(abs(reward) for r in graded for reward in r.rewards_L)
-    outcomes = sum(abs(outcome) for _, outcome in pairs)
-    return {
-        "shaping_mean": fmean(shaping for shaping, _ in pairs) if pairs else 0.0,
-        "shaping_share": absolute / (absolute + outcomes) if absolute else 0.0,
-        "shaping_correlation": _compute_correlation(pairs),
-    }
-
-
-def compute_length_metrics(groups: Sequence[Group[GroupEntry]], advantages: Sequence[Advantages]) -> dict[str, float]:
-    """Measure if long rollouts are paid for their length: sampled tokens, as distances to their group's mean.
-
-    `length_outcome_correlation` and `length_advantage_correlation` are their correlations with the outcome and with the
-    mean advantage per token. These are also distances to the group's mean, so that hard tasks with long solutions do
-    not count. A correlation is 0 if one side does not vary. `length_drift` is the mean of those distances weighted by
-    advantage, in tokens. Above 0, the update pushes towards longer rollouts, for any reason.
-    """
-    graded: list[tuple[float, float]] = []
-    credited: list[tuple[float, float]] = []
-    for group, rows in zip(groups, advantages, strict=True):
-        # Distances are taken within each group.
-        played = [(m.rewards, row) for m, row in zip(group.members, rows, strict=True) if m.rewards.lines]
-        graded += _center_pairs([(r.tokens, r.outcome) for r, _ in played if r.outcome is not None])
-        credited += _center_pairs([(r.tokens, _compute_token_mean(r, row)) for r, row in played])
-    # Divide by the absolute weights, because the weights themselves may sum to 0.
-    weight = sum(abs(advantage) for _, advantage in credited)
-    return {
-        "length_outcome_correlation": _compute_correlation(graded),
-        "length_advantage_correlation": _compute_correlation(credited),
-        "length_drift": sum(tokens * advantage for tokens, advantage in credited) / weight if weight else 0.0,
-    }
-
-
-def list_ends(trajectories: Sequence[Trajectory]) -> list[tuple[bool, int]]:
-    """Return (was it cut, sampled tokens) for each rollout that is trained on."""
-    return [(t.stop in CUT, t.sampled_tokens) for t in trajectories if t.trainable]
-
-
-def compute_length_metrics_for_trl(ends: Sequence[tuple[bool, int]]) -> dict[str, float]:
-    """Return the share of rollouts that were cut, and the lengths of the others, under TRL's names."""
-    whole = [length for cut, length in ends if not cut] or [0]
-    return {
-        "clipped_ratio": sum(cut for cut, _ in ends) / max(len(ends), 1),
-        "mean_terminated_length": sum(whole) / len(whole),
-        "min_terminated_length": float(min(whole)),
-        "max_terminated_length": float(max(whole)),
-    }
-
-
-def _compute_token_mean(rollout: RolloutRewards, advantages_L: Sequence[float]) -> float:
-    return sum(a * line.tokens for a, line in zip(advantages_L, rollout.lines, strict=True)) / rollout.tokens
-
-
-def _center_pairs(pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    if not pairs:
-        return []
-    x, y = (fmean(column) for column in zip(*pairs, strict=True))
-    return [(a - x, b - y) for a, b in pairs]
-
-
-def _compute_correlation(pairs: Sequence[tuple[float, float]]) -> float:
-    """Return Pearson's correlation, or 0 if one side does not vary."""
-    columns = list(zip(*pairs, strict=True))
-    # Equal numbers may differ from their own mean in the last bit.
-    if not columns or any(max(column) - min(column) < 1e-9 for column in columns):
-        return 0.0
-    return correlation(*columns)

@@ -71,14 +71,14 @@ def open_engine(
     Raises:
         ConfigError: `kind` is unknown, `policy` does not fit it, or the reasons of `EngineConfig.open`.
     """
-    opening = EngineOptions(
+    engine_options = EngineOptions(
         Path(model), context_tokens, dtype, max_sessions, seed, forbidden_ids, growth_tokens, kv_on_sync
     )
     if (policy is not None) != (kind == ScriptedEngineConfig.kind):
         raise ConfigError("policy of engine", kind, "give a policy with the engine 'scripted', and with no other")
     # The scripted engine needs no model, and no run can choose it, so the registry does not have it.
     if policy is not None:
-        return ScriptedEngineConfig(policy).open(opening)
+        return ScriptedEngineConfig(policy).open(engine_options)
     if isinstance(kind, ScriptedEngineConfig):
-        return kind.open(opening)
-    return ENGINES.resolve(kind).open(opening)
+        return kind.open(engine_options)
+    return ENGINES.resolve(kind).open(engine_options)

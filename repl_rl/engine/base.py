@@ -192,10 +192,10 @@ class Engine(Protocol):
         """
 
 
-def compute_chunk_budget(held: int, observed: Sequence[int], max_tokens: int, context_tokens: int) -> int:
+def compute_chunk_budget(used: int, observed: Sequence[int], max_tokens: int, context_tokens: int) -> int:
     """Return the number of ids that the next chunk may sample, 1 to `max_tokens`.
 
-    It is smaller than `max_tokens` if the context ends before. `held` is the number of ids in the session, without
+    It is smaller than `max_tokens` if the context ends before. `used` is the number of ids in the session, without
     `observed`.
 
     Raises:
@@ -204,21 +204,21 @@ def compute_chunk_budget(held: int, observed: Sequence[int], max_tokens: int, co
     if max_tokens < 1:
         raise EngineError(f"max_tokens is {max_tokens}; a chunk samples at least 1 id")
     # The observed ids enter the context before any sampled one.
-    left = context_tokens - held - len(observed)
-    if left < 1:
+    remaining = context_tokens - used - len(observed)
+    if remaining < 1:
         raise EngineError(
-            f"the context is full: {held} ids and {len(observed)} observed ones leave no room in {context_tokens}; "
+            f"the context is full: {used} ids and {len(observed)} observed ones leave no room in {context_tokens}; "
             "end the rollout, cut observations, or raise context_tokens"
         )
-    return min(max_tokens, left)
+    return min(max_tokens, remaining)
 
 
 def find_chunk_end(
-    token_id: int, sampled: int, most: int, stop_ids: frozenset[int], watch: Watch | None
+    token_id: int, sampled: int, max_tokens: int, stop_ids: frozenset[int], watch: Watch | None
 ) -> ChunkEnd | None:
     """Return the reason why a chunk ends with `token_id`, or None if the chunk continues.
 
-    `sampled` counts the ids of the chunk, including `token_id`, and `most` is its limit. The watch sees every id,
+    `sampled` counts the ids of the chunk, including `token_id`, and `max_tokens` is its limit. The watch sees every id,
     including the last one. A stop id takes precedence over the watch, and both over the length.
     """
     # Call the watch before the stop check, so that it sees a stop id as well.
@@ -227,7 +227,7 @@ def find_chunk_end(
         return ChunkEnd.STOP_ID
     if watched:
         return ChunkEnd.WATCH
-    return ChunkEnd.LENGTH if sampled >= most else None
+    return ChunkEnd.LENGTH if sampled >= max_tokens else None
 
 
 def copy_prompt_ids(prompt_ids: Sequence[int]) -> list[int]:
@@ -248,28 +248,28 @@ class ReadWriteLock:
     """
 
     def __init__(self) -> None:
-        self._door = asyncio.Lock()
-        self._inside = 0
-        self._empty = asyncio.Event()
+        self._entry_lock = asyncio.Lock()
+        self._readers = 0
+        self._no_readers = asyncio.Event()
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[None]:
         """Hold the lock for one call of `sample`, together with other calls."""
-        # The door is released before the call runs. A change holds it, so new calls wait here.
-        async with self._door:
-            self._inside += 1
+        # The entry lock is released before the call runs. A change holds it, so new calls wait here.
+        async with self._entry_lock:
+            self._readers += 1
         try:
             yield
         finally:
-            self._inside -= 1
-            self._empty.set()
+            self._readers -= 1
+            self._no_readers.set()
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[None]:
         """Hold the lock alone, after running calls have finished."""
-        # Keep the door for the whole change: no call enters while running ones finish, or during the change.
-        async with self._door:
-            while self._inside:
-                self._empty.clear()
-                await self._empty.wait()
+        # Keep the entry lock for the whole change: no call enters while running ones finish, or during the change.
+        async with self._entry_lock:
+            while self._readers:
+                self._no_readers.clear()
+                await self._no_readers.wait()
             yield

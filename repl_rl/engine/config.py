@@ -17,7 +17,7 @@ from repl_rl.settings.value_bounds import AtLeast, check_fields
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KvOnSync = Literal["drop", "keep"]
 """Treatment of keys, values and recurrent states of open sessions when weights change."""
-_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
 """Names of the longest sequence in configurations of different models."""
 
 
@@ -91,7 +91,7 @@ class EngineConfig(ABC):
         Raises:
             ConfigError: a package is missing; the message ends with the remedy.
         """
-        return "nothing of its own to install"
+        return "nothing to install"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +126,7 @@ def read_model_folder(opening: EngineOptions) -> ModelInfo:
     longest = read_max_context(config)
     context_tokens = opening.context_tokens or longest
     if context_tokens is None:
-        raise ConfigError(
-            "context_tokens", None, f"the model in {folder} does not say how many it takes; give a number"
-        )
+        raise ConfigError("context_tokens", None, f"config.json in {folder} has no context length; give a number")
     if longest is not None and context_tokens > longest:
         raise ConfigError("context_tokens", context_tokens, f"the model in {folder} takes at most {longest}")
     return ModelInfo(context_tokens=context_tokens)
@@ -141,5 +139,7 @@ def read_max_context(config: Mapping[str, object]) -> int | None:
     """
     # A composite model has its lengths in the configuration of its text part.
     text = config.get("text_config")
-    parts = [config, *([text] if isinstance(text, dict) else [])]
-    return next((int(str(part[name])) for part in parts for name in _LENGTHS if part.get(name) is not None), None)
+    tables = [config, *([text] if isinstance(text, dict) else [])]
+    return next(
+        (int(str(table[name])) for table in tables for name in _CONTEXT_KEYS if table.get(name) is not None), None
+    )

@@ -74,10 +74,11 @@ async def max_tokens_ends_the_chunk(engine: Engine, bench: EngineFixture) -> Non
     async with engine.session(bench.prompt, Sampling(seed=2)) as session:
         await session.sample((), max_tokens=bench.patience, stop_ids=bench.stop_ids)
         # The end of the chunk before is a stop id. It must not end these chunks.
-        for most in (1, 5):
-            chunk = await session.sample(bench.observed, max_tokens=most, stop_ids=NONE)
+        for max_tokens in (1, 5):
+            chunk = await session.sample(bench.observed, max_tokens=max_tokens, stop_ids=NONE)
             assert_promise(
-                len(chunk.token_ids) == most, f"{len(chunk.token_ids)} ids were sampled, {most} were asked for"
+                len(chunk.token_ids) == max_tokens,
+                f"{len(chunk.token_ids)} ids were sampled, {max_tokens} were requested",
             )
             assert_promise(chunk.end is ChunkEnd.LENGTH, f"the end is {chunk.end}")
 
@@ -130,27 +131,28 @@ async def a_continued_session_equals_a_fresh_one(engine: Engine, bench: EngineFi
 async def a_watch_ends_the_chunk_after_its_id(engine: Engine, bench: EngineFixture) -> None:
     """Check that ids past the watched one appear nowhere, and that sampling then continues as without a watch."""
     async with engine.session(bench.prompt, GREEDY) as session:
-        whole = await session.sample(bench.observed, max_tokens=20, stop_ids=NONE)
+        unwatched = await session.sample(bench.observed, max_tokens=20, stop_ids=NONE)
     # Stop at the first id, and in the middle of the chunk.
     for cut in (1, 8):
-        seen: list[int] = []
+        watched_ids: list[int] = []
         async with engine.session(bench.prompt, GREEDY) as session:
             chunk = await session.sample(
-                bench.observed, max_tokens=20, stop_ids=NONE, watch=_make_stop_after(cut, seen)
+                bench.observed, max_tokens=20, stop_ids=NONE, watch=_make_stop_after(cut, watched_ids)
             )
             assert_promise(chunk.end is ChunkEnd.WATCH, f"the end is {chunk.end}")
             assert_promise(
-                chunk.token_ids == whole.token_ids[:cut], f"{chunk.token_ids} were sampled before the watch stopped"
+                chunk.token_ids == unwatched.token_ids[:cut], f"{chunk.token_ids} were sampled before the watch stopped"
             )
             assert_promise(
-                seen == list(chunk.token_ids), "the watch sees each id once, in order, and none after its stop"
+                watched_ids == list(chunk.token_ids), "the watch sees each id once, in order, and none after its stop"
             )
             assert_promise(
                 list(session.ids) == [*bench.prompt, *bench.observed, *chunk.token_ids], "no id past it is kept"
             )
-            rest = await session.sample((), max_tokens=20 - cut, stop_ids=NONE)
+            remaining = await session.sample((), max_tokens=20 - cut, stop_ids=NONE)
         assert_promise(
-            chunk.token_ids + rest.token_ids == whole.token_ids, "the rest is what the policy gives without a watch"
+            chunk.token_ids + remaining.token_ids == unwatched.token_ids,
+            "the rest is what the policy gives without a watch",
         )
 
 
@@ -169,41 +171,43 @@ async def a_call_taken_back_leaves_no_trace(engine: Engine, bench: EngineFixture
             assert_promise(sampled == 30 or not finished, f"{sampled} ids were taken back, 30 were sampled")
             assert_promise(list(session.ids) == [*bench.prompt, *first.token_ids], "ids are those before the call")
             again = await session.sample(bench.observed, max_tokens=9, stop_ids=NONE)
-            assert_promise(again.token_ids == expected.token_ids, "the policy goes on as if the call had never been")
+            assert_promise(
+                again.token_ids == expected.token_ids, "the policy continues as if the call had never happened"
+            )
 
 
 async def many_sessions_do_not_disturb_each_other(engine: Engine, bench: EngineFixture) -> None:
     """Check that each of many concurrent sessions gives the same ids as alone."""
-    alone = await _sample_session_ids(engine, bench)
-    crowd = await asyncio.gather(*(_sample_session_ids(engine, bench) for _ in range(bench.concurrent_sessions)))
+    expected = await _sample_session_ids(engine, bench)
+    results = await asyncio.gather(*(_sample_session_ids(engine, bench) for _ in range(bench.concurrent_sessions)))
     assert_promise(
-        all(ids == alone for ids in crowd),
-        f"{sum(ids != alone for ids in crowd)} of {bench.concurrent_sessions} sessions differ",
+        all(ids == expected for ids in results),
+        f"{sum(ids != expected for ids in results)} of {bench.concurrent_sessions} sessions differ",
     )
 
 
 async def a_cancelled_session_frees_the_engine(engine: Engine, bench: EngineFixture) -> None:
     """Check that a cancellation passes through, and that the engine serves other sessions at once."""
-    alone = await _sample_session_ids(engine, bench)
-    begun = asyncio.Event()
+    expected = await _sample_session_ids(engine, bench)
+    started = asyncio.Event()
 
     def watch(_token_id: int) -> bool:
-        begun.set()
+        started.set()
         return False
 
-    async def endless() -> None:
+    async def sample_endlessly() -> None:
         async with engine.session(bench.prompt, GREEDY) as session:
             while True:
                 await session.sample((), max_tokens=50, stop_ids=NONE, watch=watch)
 
     # Cancel sessions in the middle of a call.
-    tasks = [asyncio.create_task(endless()) for _ in range(4)]
-    await begun.wait()
+    tasks = [asyncio.create_task(sample_endlessly()) for _ in range(4)]
+    await started.wait()
     for task in tasks:
         task.cancel()
     ends = await asyncio.gather(*tasks, return_exceptions=True)
     assert_promise(all(isinstance(end, asyncio.CancelledError) for end in ends), f"the tasks ended with {ends}")
-    assert_promise(await _sample_session_ids(engine, bench) == alone, "a session after that is served as before")
+    assert_promise(await _sample_session_ids(engine, bench) == expected, "a session after that is served as before")
     # A load waits for running calls. A cancelled one must not count as running.
     async with asyncio.timeout(60):
         await engine.load_weights(bench.weights, engine.policy_step)
@@ -257,10 +261,10 @@ async def weights_are_replaced_between_two_calls(engine: Engine, bench: EngineFi
     async with engine.session(bench.prompt, GREEDY) as session:
         await session.sample(bench.observed, max_tokens=8, stop_ids=NONE)
         order: list[str] = []
-        begun = asyncio.Event()
+        started = asyncio.Event()
 
         def watch(_token_id: int) -> bool:
-            begun.set()
+            started.set()
             return False
 
         async def sample() -> None:
@@ -271,15 +275,15 @@ async def weights_are_replaced_between_two_calls(engine: Engine, bench: EngineFi
             )
 
         async def load() -> None:
-            await begun.wait()
+            await started.wait()
             await engine.load_weights(bench.weights, step)
             order.append("loaded")
 
         # The load starts while the second call is sampling.
         await asyncio.gather(sample(), load())
-        assert_promise(order == ["sampled", "loaded"], f"a load waits for the call under way: {order}")
+        assert_promise(order == ["sampled", "loaded"], f"a load waits for the running call: {order}")
         chunk = await session.sample(bench.observed, max_tokens=8, stop_ids=NONE)
-        assert_promise(chunk.token_ids == calls[2].token_ids, "an open session goes on with all of its ids")
+        assert_promise(chunk.token_ids == calls[2].token_ids, "an open session continues with all of its ids")
         assert_promise(
             (chunk.policy_step, engine.policy_step) == (step - bench.keeps_kv_on_sync, step),
             f"policy step {chunk.policy_step}",
@@ -332,19 +336,19 @@ async def _sample_session_ids(engine: Engine, bench: EngineFixture, sampling: Sa
         return list(session.ids)
 
 
-def _make_stop_after(count: int, seen: list[int]) -> Callable[[int], bool]:
-    """Return a watch that appends each id to `seen` and stops after `count` ids."""
+def _make_stop_after(count: int, watched_ids: list[int]) -> Callable[[int], bool]:
+    """Return a watch that appends each id to `watched_ids` and stops after `count` ids."""
 
     def watch(token_id: int) -> bool:
-        seen.append(token_id)
-        return len(seen) == count
+        watched_ids.append(token_id)
+        return len(watched_ids) == count
 
     return watch
 
 
-async def _assert_refused(call: Awaitable[Chunk | None], what: str) -> None:
+async def _assert_refused(call: Awaitable[Chunk | None], description: str) -> None:
     try:
         await call
     except EngineError:
         return
-    raise AssertionError(f"{what} is refused with an EngineError")
+    raise AssertionError(f"{description} is refused with an EngineError")

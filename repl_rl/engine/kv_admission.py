@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 
 _WINDOW = 256
 """Number of ended sessions that are remembered. Lengths drift while a policy learns."""
-_ENOUGH = 8
+_MIN_SESSIONS = 8
 """Number of ended sessions after which their lengths replace the first estimate."""
-_SHARE = 0.9
+_QUANTILE = 0.9
 """Share of sessions that gain at most the expected number of ids."""
 _FIRST_SHARE, _FIRST_LEAST = 32, 1024
 """First estimate, until a session has ended: the context divided by the first value, but at least the second one."""
@@ -49,8 +49,8 @@ class KvBlockLayout:
         """Return the number of blocks of a session with `ids` ids."""
         blocks = 0
         # Called several times per line. A generator would take twice as long.
-        for size, most in self.groups:
-            blocks += min(-(-ids // size), most)
+        for size, max_blocks in self.groups:
+            blocks += min(-(-ids // size), max_blocks)
         return blocks
 
 
@@ -62,22 +62,22 @@ class SessionGrowthEstimator:
 
     def __init__(self, context_tokens: int, at_most: int | None = None) -> None:
         """Start with a first estimate. `at_most` is the limit of the rollouts; None means unknown."""
-        self._ended: deque[int] = deque(maxlen=_WINDOW)
-        first = max(context_tokens // _FIRST_SHARE, _FIRST_LEAST)
-        self._first = first if at_most is None else min(first, at_most)
+        self._growths: deque[int] = deque(maxlen=_WINDOW)
+        estimate = max(context_tokens // _FIRST_SHARE, _FIRST_LEAST)
+        self._first_estimate = estimate if at_most is None else min(estimate, at_most)
 
     def update(self, ids: int) -> None:
         """Record a session that gained `ids` ids."""
-        self._ended.append(ids)
+        self._growths.append(ids)
 
     @property
     def expected_ids(self) -> int:
         """Number of ids that the next session is expected to gain."""
-        if not self._ended:
-            return self._first
+        if not self._growths:
+            return self._first_estimate
         # A quantile of the remembered sessions. While these are few, the first estimate is a lower bound.
-        known = sorted(self._ended)[int(_SHARE * (len(self._ended) - 1))]
-        return known if len(self._ended) >= _ENOUGH else max(known, self._first)
+        quantile = sorted(self._growths)[int(_QUANTILE * (len(self._growths) - 1))]
+        return quantile if len(self._growths) >= _MIN_SESSIONS else max(quantile, self._first_estimate)
 
 
 @dataclass(slots=True, eq=False)
@@ -118,32 +118,34 @@ class KvAdmission:
         """Return True if another session, with a prompt of `prompt` ids, is expected to fit. The first always is."""
         growth = self.growth_estimator.expected_ids
         # Sessions that are longer than expected count with their real length.
-        expected = sum(self.layout.count_blocks(max(seat.prompt + growth, seat.ids)) for seat in self._open)
+        expected = sum(
+            self.layout.count_blocks(max(reservation.prompt + growth, reservation.ids)) for reservation in self._open
+        )
         return not self._open or expected + self.layout.count_blocks(prompt + growth) <= self.layout.blocks
 
     def open_reservation(self, prompt: int) -> KvReservation:
         """Open a session and return its reservation."""
-        seat = KvReservation(next(self._numbers), prompt, prompt)
-        self._open.append(seat)
-        return seat
+        reservation = KvReservation(next(self._numbers), prompt, prompt)
+        self._open.append(reservation)
+        return reservation
 
-    def close_reservation(self, seat: KvReservation) -> None:
+    def close_reservation(self, reservation: KvReservation) -> None:
         """Close a session and record its growth."""
-        self.cancel_request(seat)
-        self._set_held_blocks(seat, 0)
-        self._open.remove(seat)
-        self.growth_estimator.update(seat.ids - seat.prompt)
+        self.cancel_request(reservation)
+        self._set_held_blocks(reservation, 0)
+        self._open.remove(reservation)
+        self.growth_estimator.update(reservation.ids - reservation.prompt)
 
-    def request_blocks(self, seat: KvReservation, ids: int) -> None:
+    def request_blocks(self, reservation: KvReservation, ids: int) -> None:
         """Add a session to the waiting ones; it needs blocks for `ids` ids."""
-        seat.wanted_ids = ids
-        insort(self._waiting, seat, key=lambda other: other.number)
+        reservation.wanted_ids = ids
+        insort(self._waiting, reservation, key=lambda other: other.number)
 
-    def cancel_request(self, seat: KvReservation) -> None:
+    def cancel_request(self, reservation: KvReservation) -> None:
         """Remove a session from the waiting ones."""
-        if seat.wanted_ids is not None:
-            seat.wanted_ids = None
-            self._waiting.remove(seat)
+        if reservation.wanted_ids is not None:
+            reservation.wanted_ids = None
+            self._waiting.remove(reservation)
 
     def choose_next(self) -> tuple[KvReservation, list[KvReservation]] | None:
         """Return the waiting session that is served next, and the sessions that give up blocks for it, youngest first.
@@ -155,55 +157,61 @@ class KvAdmission:
         If no session samples, the oldest waiting one is served at the cost of older ones, so that the engine never
         idles. None means that no session can be served now.
         """
-        for seat in self._waiting:
+        for reservation in self._waiting:
             # Free blocks suffice.
-            if self._count_missing_blocks(seat) <= 0:
-                return seat, []
-            younger = [other for other in self._open if other.number > seat.number]
+            if self._count_missing_blocks(reservation) <= 0:
+                return reservation, []
+            younger = [other for other in self._open if other.number > reservation.number]
             # Otherwise younger sessions that do not sample give up blocks.
-            victims = self._choose_victims(seat, younger)
+            victims = self._choose_victims(reservation, younger)
             if victims is not None:
-                return seat, victims
+                return reservation, victims
             # The blocks of all younger sessions would suffice, so wait for those that sample.
-            if self._count_missing_blocks(seat) - sum(other.held_blocks for other in younger) <= 0:
+            if self._count_missing_blocks(reservation) - sum(other.held_blocks for other in younger) <= 0:
                 return None
         # No running call will free blocks, so even older sessions must give up theirs.
-        if self._waiting and not any(seat.is_sampling for seat in self._open):
+        if self._waiting and not any(reservation.is_sampling for reservation in self._open):
             oldest = self._waiting[0]
-            return oldest, self._choose_victims(oldest, [seat for seat in self._open if seat is not oldest]) or []
+            return oldest, self._choose_victims(
+                oldest, [reservation for reservation in self._open if reservation is not oldest]
+            ) or []
         return None
 
-    def grant_blocks(self, seat: KvReservation) -> None:
+    def grant_blocks(self, reservation: KvReservation) -> None:
         """Give a session the blocks that it waits for; it samples from now on."""
-        assert seat.wanted_ids is not None
-        self._set_held_blocks(seat, self.layout.count_blocks(seat.wanted_ids))
-        self.cancel_request(seat)
-        seat.is_sampling = True
+        assert reservation.wanted_ids is not None
+        self._set_held_blocks(reservation, self.layout.count_blocks(reservation.wanted_ids))
+        self.cancel_request(reservation)
+        reservation.is_sampling = True
 
-    def release_unused(self, seat: KvReservation, ids: int) -> None:
+    def release_unused(self, reservation: KvReservation, ids: int) -> None:
         """Record that a session has sampled and has `ids` ids. It gives back the blocks that it did not need."""
-        seat.ids, seat.is_sampling = ids, False
+        reservation.ids, reservation.is_sampling = ids, False
         # vLLM may already compute the id after the one that ended the chunk.
-        self._set_held_blocks(seat, min(seat.held_blocks, self.layout.count_blocks(ids + 1)))
+        self._set_held_blocks(reservation, min(reservation.held_blocks, self.layout.count_blocks(ids + 1)))
 
-    def drop_blocks(self, seat: KvReservation) -> None:
+    def drop_blocks(self, reservation: KvReservation) -> None:
         """Record that the keys and values of a session are gone."""
-        self._set_held_blocks(seat, 0)
-        seat.is_sampling = False
+        self._set_held_blocks(reservation, 0)
+        reservation.is_sampling = False
 
-    def _set_held_blocks(self, seat: KvReservation, blocks: int) -> None:
-        self._held += blocks - seat.held_blocks
-        seat.held_blocks = blocks
+    def _set_held_blocks(self, reservation: KvReservation, blocks: int) -> None:
+        self._held += blocks - reservation.held_blocks
+        reservation.held_blocks = blocks
 
-    def _count_missing_blocks(self, seat: KvReservation) -> int:
+    def _count_missing_blocks(self, reservation: KvReservation) -> int:
         """Return the number of blocks that are missing for its wanted ids; 0 or less means none."""
-        assert seat.wanted_ids is not None
-        return self._held - seat.held_blocks + self.layout.count_blocks(seat.wanted_ids) - self.layout.blocks
+        assert reservation.wanted_ids is not None
+        return (
+            self._held - reservation.held_blocks + self.layout.count_blocks(reservation.wanted_ids) - self.layout.blocks
+        )
 
-    def _choose_victims(self, seat: KvReservation, among: Sequence[KvReservation]) -> list[KvReservation] | None:
-        """Return the fewest sessions of `among`, youngest first, whose blocks suffice, or None if these do not."""
-        missing, victims = self._count_missing_blocks(seat), []
-        for other in reversed(among):
+    def _choose_victims(
+        self, reservation: KvReservation, candidates: Sequence[KvReservation]
+    ) -> list[KvReservation] | None:
+        """Return the fewest sessions of `candidates`, youngest first, whose blocks suffice, or None if these do not."""
+        missing, victims = self._count_missing_blocks(reservation), []
+        for other in reversed(candidates):
             if missing > 0 and other.held_blocks and not other.is_sampling:
                 victims.append(other)
                 missing -= other.held_blocks
@@ -216,104 +224,104 @@ class AdmissionQueue:
     Sessions are admitted in the order of their requests, and sample in that of `KvAdmission.choose_next`.
     """
 
-    def __init__(self, seats: KvAdmission, most: int) -> None:
-        """Start without sessions. `most` is the largest number of open sessions, regardless of their lengths (>= 1)."""
+    def __init__(self, admission: KvAdmission, max_sessions: int) -> None:
+        """Start without sessions. At most `max_sessions` (>= 1) are open, regardless of their lengths."""
         self.preemptions = PreemptionStats()
-        self._seats = seats
-        self._most = most
+        self._admission = admission
+        self._max_sessions = max_sessions
         self._queue: deque[tuple[int, asyncio.Future[KvReservation]]] = deque()
-        self._places: dict[KvReservation, KvReservationHandle] = {}
-        self._granting = asyncio.Lock()
+        self._handles: dict[KvReservation, KvReservationHandle] = {}
+        self._grant_lock = asyncio.Lock()
 
     @asynccontextmanager
     async def reserve(self, prompt: int, nested: bool = False) -> AsyncIterator["KvReservationHandle"]:
-        """Wait until a session with a prompt of `prompt` ids is admitted, and hold its place during the block.
+        """Wait until a session with a prompt of `prompt` ids is admitted, and hold its reservation during the block.
 
         A `nested` session is admitted at once, because the sessions for whose end it would wait may wait for it. It
         gets blocks like all others, at the cost of sessions that do not sample.
         """
-        seat = self._seats.open_reservation(prompt) if nested else await self._wait_for_admission(prompt)
-        self._places[seat] = place = KvReservationHandle(self, seat)
+        reservation = self._admission.open_reservation(prompt) if nested else await self._wait_for_admission(prompt)
+        self._handles[reservation] = handle = KvReservationHandle(self, reservation)
         try:
-            yield place
+            yield handle
         finally:
-            del self._places[seat]
-            self._seats.close_reservation(seat)
-            # The end of a session frees a place and blocks.
+            del self._handles[reservation]
+            self._admission.close_reservation(reservation)
+            # The end of a session frees its reservation and its blocks.
             self._admit_waiting()
             self.wake_next()
 
-    async def acquire_blocks(self, place: "KvReservationHandle", ids: int) -> None:
+    async def acquire_blocks(self, handle: "KvReservationHandle", ids: int) -> None:
         """See `KvReservationHandle.acquire_blocks`."""
-        self._seats.request_blocks(place.reservation, ids)
+        self._admission.request_blocks(handle.reservation, ids)
         try:
-            if self._grant_immediately(place.reservation):
+            if self._grant_immediately(handle.reservation):
                 return
             # Otherwise wait for turns, until one of them grants the blocks.
             self.wake_next()
-            while not await self._grant(place):
+            while not await self._grant(handle):
                 pass
         finally:
-            self._seats.cancel_request(place.reservation)
+            self._admission.cancel_request(handle.reservation)
             self.wake_next()
 
-    def release_unused(self, seat: KvReservation, ids: int) -> None:
+    def release_unused(self, reservation: KvReservation, ids: int) -> None:
         """See `KvReservationHandle.release_unused`."""
-        self._seats.release_unused(seat, ids)
+        self._admission.release_unused(reservation, ids)
         self.wake_next()
 
-    def drop_blocks(self, seat: KvReservation) -> None:
+    def drop_blocks(self, reservation: KvReservation) -> None:
         """See `KvReservationHandle.mark_dropped`."""
-        self._seats.drop_blocks(seat)
+        self._admission.drop_blocks(reservation)
         self.wake_next()
 
     def wake_next(self) -> None:
         """Wake the session that is served next. Must be called after every change."""
-        turn = self._seats.choose_next()
+        turn = self._admission.choose_next()
         if turn is not None:
-            self._places[turn[0]].turn_event.set()
+            self._handles[turn[0]].turn_event.set()
 
-    def _grant_immediately(self, seat: KvReservation) -> bool:
+    def _grant_immediately(self, reservation: KvReservation) -> bool:
         """Return True if there is room, so that the session need not wait. This is the usual case."""
-        if self._granting.locked() or self._seats.choose_next() != (seat, []):
+        if self._grant_lock.locked() or self._admission.choose_next() != (reservation, []):
             return False
-        self._seats.grant_blocks(seat)
+        self._admission.grant_blocks(reservation)
         return True
 
-    async def _grant(self, place: "KvReservationHandle") -> bool:
-        await place.turn_event.wait()
-        place.turn_event.clear()
+    async def _grant(self, handle: "KvReservationHandle") -> bool:
+        await handle.turn_event.wait()
+        handle.turn_event.clear()
         # One grant at a time, and only after the blocks of evicted sessions are really free.
-        async with self._granting:
-            turn = self._seats.choose_next()
+        async with self._grant_lock:
+            turn = self._admission.choose_next()
             # The order may have changed while this session waited.
-            if turn is None or turn[0] is not place.reservation:
+            if turn is None or turn[0] is not handle.reservation:
                 return False
             if turn[1]:
                 await self._preempt(turn[1])
-            self._seats.grant_blocks(place.reservation)
+            self._admission.grant_blocks(handle.reservation)
             return True
 
     async def _preempt(self, victims: Sequence[KvReservation]) -> None:
         # Warn at the first eviction only.
         if not self.preemptions.preempted:
             log.warning(
-                "the cache is too small for the sessions that are open: keys and values of the youngest are dropped "
-                "and computed again; give the engine more memory for them, or lower concurrency"
+                "the KV cache is too small for the open sessions: keys and values of the youngest are dropped "
+                "and computed again; give the engine more memory for its cache, or lower concurrency"
             )
         for victim in victims:
             before = self.preemptions
             self.preemptions = replace(
                 before, preempted=before.preempted + 1, recomputed=before.recomputed + victim.ids
             )
-            place = self._places.get(victim)
-            # A session without a place was closed meanwhile.
-            if place is not None:
-                await place.preempt()
+            handle = self._handles.get(victim)
+            # A session without a handle was closed meanwhile.
+            if handle is not None:
+                await handle.preempt()
 
     async def _wait_for_admission(self, prompt: int) -> KvReservation:
         if not self._queue and self._has_room(prompt):
-            return self._seats.open_reservation(prompt)
+            return self._admission.open_reservation(prompt)
         turn: asyncio.Future[KvReservation] = asyncio.get_running_loop().create_future()
         self._queue.append((prompt, turn))
         try:
@@ -321,7 +329,7 @@ class AdmissionQueue:
         except asyncio.CancelledError:
             # The session was admitted just before the cancellation, so close it again.
             if not turn.cancelled():
-                self._seats.close_reservation(turn.result())
+                self._admission.close_reservation(turn.result())
             self._admit_waiting()
             raise
 
@@ -330,48 +338,48 @@ class AdmissionQueue:
             prompt, turn = self._queue.popleft()
             # A request that is done was cancelled.
             if not turn.done():
-                turn.set_result(self._seats.open_reservation(prompt))
+                turn.set_result(self._admission.open_reservation(prompt))
 
     def _has_room(self, prompt: int) -> bool:
-        return len(self._seats.open_reservations) < self._most and self._seats.can_admit(prompt)
+        return len(self._admission.open_reservations) < self._max_sessions and self._admission.can_admit(prompt)
 
 
 class KvReservationHandle:
     """Handle of one session to its reservation."""
 
-    def __init__(self, seating: AdmissionQueue, seat: KvReservation) -> None:
-        self.reservation = seat
+    def __init__(self, queue: AdmissionQueue, reservation: KvReservation) -> None:
+        self.reservation = reservation
         self.preempt: PreemptSession = _do_nothing
         """Callback that gives up keys and values, then calls `mark_dropped`, as one `shield_call` call.
 
         It is called while the session does not sample.
         """
         self.turn_event = asyncio.Event()
-        self._seating = seating
+        self._admission_queue = queue
 
     async def acquire_blocks(self, ids: int) -> None:
         """Wait until the cache has blocks for `ids` ids of this session. It counts as sampling from then on.
 
         Its earlier blocks may be evicted meanwhile.
         """
-        await self._seating.acquire_blocks(self, ids)
+        await self._admission_queue.acquire_blocks(self, ids)
 
     def release_unused(self, ids: int) -> None:
         """Record that the session samples no more, and has `ids` ids."""
-        self._seating.release_unused(self.reservation, ids)
+        self._admission_queue.release_unused(self.reservation, ids)
 
     def mark_dropped(self) -> None:
         """Record that its keys and values are gone from the engine, and that it does not sample."""
-        self._seating.drop_blocks(self.reservation)
+        self._admission_queue.drop_blocks(self.reservation)
 
 
 async def shield_call(call: Coroutine[object, object, None]) -> None:
     """Await `call` to its end, even if the caller is cancelled. A partial call would leave an inconsistent state."""
-    calling = asyncio.ensure_future(call)
+    task = asyncio.ensure_future(call)
     try:
-        await asyncio.shield(calling)
+        await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait({calling})
+        await asyncio.wait({task})
         raise
 
 

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 OpenEngine = Callable[[], AbstractAsyncContextManager[Engine]]
 """Function that opens an engine; each call opens a new one of the same kind and policy."""
 
-MOST_DEATHS = 3
+MAX_CRASHES = 3
 """Number of deaths in a row, without new weights in between, after which the engine is not restarted."""
 PAUSE_S = 1.0
 """Seconds between a death and the restart. A signal to a group of processes may reach the engine's process first, and
@@ -42,19 +42,19 @@ class EngineLifetime:
     The first caller may be cancelled while the engine opens. A separate task keeps the engine open for the others.
     """
 
-    def __init__(self, opening: AbstractAsyncContextManager[Engine]) -> None:
-        self._opening = opening
+    def __init__(self, engine_context: AbstractAsyncContextManager[Engine]) -> None:
+        self._engine_context = engine_context
         self._opened: asyncio.Future[Engine] = asyncio.get_running_loop().create_future()
-        self._over = asyncio.Event()
-        self._living = asyncio.create_task(self._run())
+        self._closing = asyncio.Event()
+        self._task = asyncio.create_task(self._run())
         self._calls: set[asyncio.Timeout] = set()
         self.is_dead = False
 
     async def _run(self) -> None:
         try:
-            async with self._opening as engine:
+            async with self._engine_context as engine:
                 self._opened.set_result(engine)
-                await self._over.wait()
+                await self._closing.wait()
         except Exception as error:
             if not self._opened.done():
                 self._opened.set_exception(error)
@@ -112,24 +112,24 @@ class EngineLifetime:
 
         Raises the error of closing, unless the engine is dead.
         """
-        self._over.set()
+        self._closing.set()
         if not self._opened.done():
-            self._living.cancel()
+            self._task.cancel()
         # `wait` does not raise the task's exception, and a cancelled opening is no error.
-        await asyncio.wait({self._living})
-        if not self._living.cancelled():
-            self._living.result()
+        await asyncio.wait({self._task})
+        if not self._task.cancelled():
+            self._task.result()
 
 
 class RestartingSession:
     """Session of one lifetime of the engine."""
 
     def __init__(
-        self, inner: EngineSession, life: EngineLifetime, bury: Callable[[EngineLifetime, EngineDied], None]
+        self, inner: EngineSession, lifetime: EngineLifetime, report_crash: Callable[[EngineLifetime, EngineDied], None]
     ) -> None:
         self._inner = inner
-        self._life = life
-        self._bury = bury
+        self._lifetime = lifetime
+        self._report_crash = report_crash
 
     @property
     def ids(self) -> Sequence[int]:
@@ -141,19 +141,19 @@ class RestartingSession:
     ) -> Chunk:
         """See `EngineSession.sample`."""
         try:
-            async with self._life.track_call():
+            async with self._lifetime.track_call():
                 return await self._inner.sample(observed, max_tokens=max_tokens, stop_ids=stop_ids, watch=watch)
         except EngineDied as error:
-            self._bury(self._life, error)
+            self._report_crash(self._lifetime, error)
             raise
 
     async def undo(self, call: "asyncio.Task[Chunk]") -> int:
         """See `EngineSession.undo`."""
         try:
-            async with self._life.track_call():
+            async with self._lifetime.track_call():
                 return await self._inner.undo(call)
         except EngineDied as error:
-            self._bury(self._life, error)
+            self._report_crash(self._lifetime, error)
             raise
 
 
@@ -163,40 +163,40 @@ class RestartingEngine:
     def __init__(self, opener: OpenEngine, pause_s: float) -> None:
         self._opener = opener
         self._pause_s = pause_s
-        self._life: EngineLifetime
-        self._reviving: asyncio.Task[None] | None = None
+        self._lifetime: EngineLifetime
+        self._restart_task: asyncio.Task[None] | None = None
         self._weights: tuple[Path, int] | None = None
-        self._in_a_row = 0
-        self._last: EngineError = EngineDied("it never died")
-        self._pressure = PreemptionStats()
+        self._crashes_in_a_row = 0
+        self._last_error: EngineError = EngineDied("it never died")
+        self._earlier_preemptions = PreemptionStats()
         self.crash_count = 0
         """See `HasRestarts.crash_count`."""
         self.policy_step = 0
 
     async def open(self) -> None:
         """Open an engine and load the weights of the previous one."""
-        life = EngineLifetime(self._opener())
+        lifetime = EngineLifetime(self._opener())
         try:
-            engine = await life.wait_opened()
+            engine = await lifetime.wait_opened()
             if self._weights is not None:
                 await engine.load_weights(*self._weights)
         except BaseException:
             # Errors while it closes do not matter.
-            life.mark_dead()
-            await life.close()
+            lifetime.mark_dead()
+            await lifetime.close()
             raise
-        self._life = life
+        self._lifetime = lifetime
         self.name, self.context_tokens = engine.name, engine.context_tokens
         self.fallback_reason, self.forbidden_ids = engine.fallback_reason, engine.forbidden_ids
         self.seeds_sessions, self.policy_step = engine.seeds_sessions, engine.policy_step
 
     async def close(self) -> None:
         """Close the engine."""
-        if self._reviving is not None:
+        if self._restart_task is not None:
             # A restart would replace the engine that is closed below.
-            self._reviving.cancel()
-            await asyncio.wait({self._reviving})
-        await self._life.close()
+            self._restart_task.cancel()
+            await asyncio.wait({self._restart_task})
+        await self._lifetime.close()
 
     def session(self, prompt_ids: Sequence[int], sampling: Sampling) -> AbstractAsyncContextManager[EngineSession]:
         """See `Engine.session`."""
@@ -204,17 +204,17 @@ class RestartingEngine:
 
     @asynccontextmanager
     async def _session(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncIterator[EngineSession]:
-        life = None
+        lifetime = None
         try:
             async with AsyncExitStack() as stack:
-                life, inner = await self._enter_session(stack, prompt_ids, sampling)
-                yield RestartingSession(inner, life, self._on_crash)
+                lifetime, inner = await self._enter_session(stack, prompt_ids, sampling)
+                yield RestartingSession(inner, lifetime, self._on_crash)
         except Exception as error:
-            if life is None or not life.is_dead or isinstance(error, EngineDied):
+            if lifetime is None or not lifetime.is_dead or isinstance(error, EngineDied):
                 raise
-            raise EngineDied("the engine's process is gone; what its session was used for failed") from error
+            raise EngineDied("the engine's process is gone, so the use of its session failed") from error
         # Raise even if the caller has swallowed the error of a call.
-        if life.is_dead:
+        if lifetime.is_dead:
             raise EngineDied("the engine's process is gone; it died while this session was open")
 
     async def _enter_session(
@@ -222,12 +222,12 @@ class RestartingEngine:
     ) -> tuple[EngineLifetime, EngineSession]:
         """Open a session on a live engine. If it dies before the session is open, try again on the next one."""
         while True:
-            life = await self._get_live_engine()
+            lifetime = await self._get_live_engine()
             try:
-                async with life.track_call():
-                    return life, await stack.enter_async_context(life.engine.session(prompt_ids, sampling))
+                async with lifetime.track_call():
+                    return lifetime, await stack.enter_async_context(lifetime.engine.session(prompt_ids, sampling))
             except EngineDied as error:
-                self._on_crash(life, error)
+                self._on_crash(lifetime, error)
 
     async def load_weights(self, folder: Path, policy_step: int) -> None:
         """See `Engine.load_weights`.
@@ -236,52 +236,52 @@ class RestartingEngine:
             UnrecoverableError: the engine died too often.
         """
         # Set before the load, so that a restart in the meantime loads these weights.
-        before, self._weights = self._weights, (folder, policy_step)
+        previous, self._weights = self._weights, (folder, policy_step)
         if policy_step != self.policy_step:
             # A training step is complete, so earlier deaths no longer count.
-            self._in_a_row = 0
+            self._crashes_in_a_row = 0
         while True:
             # An engine that is just opening may have read the folder's previous content, so load again.
-            life = await self._get_live_engine()
+            lifetime = await self._get_live_engine()
             try:
-                async with life.track_call():
-                    await life.engine.load_weights(folder, policy_step)
+                async with lifetime.track_call():
+                    await lifetime.engine.load_weights(folder, policy_step)
                 break
             except EngineDied as error:
-                self._on_crash(life, error)
+                self._on_crash(lifetime, error)
             except BaseException:
-                self._weights = before
+                self._weights = previous
                 raise
         self.policy_step = policy_step
 
     async def sleep(self) -> None:
         """See `SupportsSleep.sleep`."""
-        life = self._life
-        if life.is_dead or not isinstance(life.engine, SupportsSleep):
+        lifetime = self._lifetime
+        if lifetime.is_dead or not isinstance(lifetime.engine, SupportsSleep):
             return
         try:
-            async with life.track_call():
-                await life.engine.sleep()
+            async with lifetime.track_call():
+                await lifetime.engine.sleep()
         except EngineDied as error:
-            self._on_crash(life, error)
+            self._on_crash(lifetime, error)
 
     @property
     def preemptions(self) -> PreemptionStats | None:
         """Preemption counts of all engines that were opened, see `HasPreemptionStats.preemptions`."""
-        engine = self._life.engine
-        now = engine.preemptions if isinstance(engine, HasPreemptionStats) else None
-        return None if now is None else now.add(self._pressure)
+        engine = self._lifetime.engine
+        current = engine.preemptions if isinstance(engine, HasPreemptionStats) else None
+        return None if current is None else current.add(self._earlier_preemptions)
 
-    def _on_crash(self, life: EngineLifetime, error: EngineError) -> None:
-        """Mark the engine of `life` as dead. Only the first caller counts the death."""
-        if not life.is_dead:
-            life.mark_dead()
+    def _on_crash(self, lifetime: EngineLifetime, error: EngineError) -> None:
+        """Mark the engine of `lifetime` as dead. Only the first caller counts the death."""
+        if not lifetime.is_dead:
+            lifetime.mark_dead()
             self._record_crash(error)
 
     def _record_crash(self, error: EngineError) -> None:
         self.crash_count += 1
-        self._in_a_row += 1
-        self._last = error
+        self._crashes_in_a_row += 1
+        self._last_error = error
 
     async def _get_live_engine(self) -> EngineLifetime:
         """Return the live engine; restart it first if it is dead.
@@ -289,34 +289,34 @@ class RestartingEngine:
         Raises:
             UnrecoverableError: the engine died too often.
         """
-        while self._life.is_dead:
-            if self._reviving is None or self._reviving.done():
+        while self._lifetime.is_dead:
+            if self._restart_task is None or self._restart_task.done():
                 # One restart serves all callers, and outlives those that are cancelled.
-                self._reviving = asyncio.create_task(self._restart())
-                self._reviving.add_done_callback(_consume_result)
-            await asyncio.shield(self._reviving)
-        return self._life
+                self._restart_task = asyncio.create_task(self._restart())
+                self._restart_task.add_done_callback(_consume_result)
+            await asyncio.shield(self._restart_task)
+        return self._lifetime
 
     async def _restart(self) -> None:
         # Counts of the earlier engines, which the new one does not know.
-        before = self.preemptions
+        preemptions = self.preemptions
         while True:
             # Give up after too many deaths in a row.
-            if self._in_a_row >= MOST_DEATHS:
-                remedy = "free memory for it, if the kernel killed it (dmesg says so), or give it less"
-                times = f"dead {self._in_a_row} times in a row, with no step in between ({self._last})"
-                raise UnrecoverableError(f"engine {self.name}", times, remedy) from self._last
+            if self._crashes_in_a_row >= MAX_CRASHES:
+                remedy = "free memory if the kernel killed it (see dmesg), or give it less"
+                state = f"dead {self._crashes_in_a_row} times in a row, with no step in between ({self._last_error})"
+                raise UnrecoverableError(f"engine {self.name}", state, remedy) from self._last_error
             await asyncio.sleep(self._pause_s)
-            what = "the engine has died (%s); another one is opened with the weights of policy step %d"
-            log.warning(what, self._last, self._weights[1] if self._weights else self.policy_step)
+            message = "the engine has died (%s); another one is opened with the weights of policy step %d"
+            log.warning(message, self._last_error, self._weights[1] if self._weights else self.policy_step)
             # Close the dead engine first, so that its memory is free.
-            await self._life.close()
+            await self._lifetime.close()
             try:
                 await self.open()
             except EngineError as error:
                 self._record_crash(error)
                 continue
-            self._pressure = before or PreemptionStats()
+            self._earlier_preemptions = preemptions or PreemptionStats()
             return
 
 
@@ -324,7 +324,7 @@ class RestartingEngine:
 async def open_restarting_engine(opener: OpenEngine, *, pause_s: float = PAUSE_S) -> AsyncIterator[RestartingEngine]:
     """Open an engine with `opener`, and open another one whenever its process dies.
 
-    It gives up after `MOST_DEATHS` deaths in a row.
+    It gives up after `MAX_CRASHES` deaths in a row.
 
     Args:
         opener: opens an engine.
@@ -341,7 +341,7 @@ async def open_restarting_engine(opener: OpenEngine, *, pause_s: float = PAUSE_S
         await engine.close()
 
 
-def _consume_result(reviving: "asyncio.Task[None]") -> None:
+def _consume_result(task: "asyncio.Task[None]") -> None:
     """Retrieve the exception of a restart, so that asyncio does not log it if no caller waits any more."""
-    if not reviving.cancelled():
-        reviving.exception()
+    if not task.cancelled():
+        task.exception()

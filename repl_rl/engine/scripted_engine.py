@@ -37,10 +37,10 @@ chunk are dropped."""
 def make_script_source(script: Sequence[int]) -> ScriptSource:
     """Return a source that plays the ids of `script` in order and ignores what is observed in between."""
 
-    def source(_ids: Sequence[int], sampled: int, wanted: int) -> Sequence[int]:
+    def source(_ids: Sequence[int], sampled: int, count: int) -> Sequence[int]:
         if sampled >= len(script):
             raise EngineError(f"the script has {len(script)} ids and all were sampled; end the rollout or lengthen it")
-        return script[sampled : sampled + wanted]
+        return script[sampled : sampled + count]
 
     return source
 
@@ -59,7 +59,7 @@ class ScriptedSession:
     forbidden_ids: frozenset[int] = frozenset()
     sampled: int = 0
     closed: bool = False
-    _before: tuple[int, int] = (0, 0)
+    _call_start: tuple[int, int] = (0, 0)
     """Number of ids, and number of sampled ids, before the last chunk."""
 
     async def sample(
@@ -74,16 +74,16 @@ class ScriptedSession:
     ) -> Chunk:
         if self.closed:
             raise EngineError("the session is closed; open a new one")
-        most = compute_chunk_budget(len(self.ids), observed, max_tokens, self.context_tokens)
+        budget = compute_chunk_budget(len(self.ids), observed, max_tokens, self.context_tokens)
         # Remember the state from before this call, for `undo`.
-        self._before = len(self.ids), self.sampled
+        self._call_start = len(self.ids), self.sampled
         self.ids.extend(observed)
         # Like a real engine, let other sessions run here, and allow a cancellation.
         await asyncio.sleep(0)
         start = len(self.ids)
         # A source may give fewer ids than are wanted, so ask it until the chunk ends.
         while True:
-            for token_id in self._next_ids(most - (len(self.ids) - start)):
+            for token_id in self._get_next_ids(budget - (len(self.ids) - start)):
                 if token_id in self.forbidden_ids:
                     raise EngineError(
                         f"the scripted engine was to sample {token_id}, a forbidden id; encode its text with "
@@ -91,23 +91,23 @@ class ScriptedSession:
                     )
                 self.ids.append(token_id)
                 self.sampled += 1
-                end = find_chunk_end(token_id, len(self.ids) - start, most, stop_ids, watch)
+                end = find_chunk_end(token_id, len(self.ids) - start, budget, stop_ids, watch)
                 if end is not None:
-                    drawn = tuple(self.ids[start:])
-                    return Chunk(drawn, (self.logprob,) * len(drawn), end, self.policy_step())
+                    sampled_ids = tuple(self.ids[start:])
+                    return Chunk(sampled_ids, (self.logprob,) * len(sampled_ids), end, self.policy_step())
 
     async def undo(self, call: asyncio.Task[Chunk]) -> int:
         """See `EngineSession.undo`."""
         call.cancel()
         await asyncio.wait({call})
         # Restore the ids from before the call. The script resumes at the same place.
-        held, before = self._before
-        wasted, self.sampled = self.sampled - before, before
-        del self.ids[held:]
-        return wasted
+        id_count, sampled_before = self._call_start
+        undone, self.sampled = self.sampled - sampled_before, sampled_before
+        del self.ids[id_count:]
+        return undone
 
-    def _next_ids(self, wanted: int) -> Sequence[int]:
-        ids = self.source(self.ids, self.sampled, wanted)
+    def _get_next_ids(self, count: int) -> Sequence[int]:
+        ids = self.source(self.ids, self.sampled, count)
         if not ids:
             raise EngineError("the policy of the scripted engine returned 0 ids; it returns at least 1")
         return ids
@@ -200,7 +200,7 @@ class FaultyEngine(ScriptedEngine):
     chunks_until_crash: int | None = None
     """Number of chunks before it dies (>= 0). None means that it does not die."""
     is_dead: bool = field(default=False, init=False)
-    _given: int = field(default=0, init=False)
+    _chunk_count: int = field(default=0, init=False)
 
     def session(self, prompt_ids: Sequence[int], sampling: Sampling) -> AbstractAsyncContextManager[EngineSession]:
         """See `ScriptedEngine.session`."""
@@ -226,8 +226,8 @@ class FaultyEngine(ScriptedEngine):
         """
         self.check_alive()
         # The engine dies in place of the chunk after the last one that it may give.
-        self.is_dead = self._given == self.chunks_until_crash
-        self._given += 1
+        self.is_dead = self._chunk_count == self.chunks_until_crash
+        self._chunk_count += 1
         self.check_alive()
 
     def check_alive(self) -> None:

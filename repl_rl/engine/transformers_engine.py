@@ -91,11 +91,11 @@ class Decoder:
     ) -> None:
         """Load the model in `folder`. None as `device` means this process's GPU, or the CPU without a GPU."""
         self.device = choose_device() if device is None else device
-        chosen = DTYPES[("float32" if self.device.type == "cpu" else "bfloat16") if dtype == "auto" else dtype]
-        found = read_config(folder)
-        how = choose_attention(*resolve_causal_class(found))
+        torch_dtype = DTYPES[("float32" if self.device.type == "cpu" else "bfloat16") if dtype == "auto" else dtype]
+        config = read_config(folder)
+        attention = choose_attention(*resolve_causal_class(config))
         loaded = AutoModelForCausalLM.from_pretrained(
-            folder, config=found, dtype=chosen, attn_implementation=how, trust_remote_code=False
+            folder, config=config, dtype=torch_dtype, attn_implementation=attention, trust_remote_code=False
         )
         self.model: PreTrainedModel = loaded.to(self.device).eval()
         self._forbidden_ids = forbidden_ids
@@ -103,7 +103,7 @@ class Decoder:
         # `compute_logprobs` applies the output layer and the operations after it itself.
         self._logits = LogitsTransform.from_config(self.model.config)
         self._states_alone = takes_states_alone(type(self.model))
-        self.kv_cache = KvCache(self.model.config, chosen, self.device)
+        self.kv_cache = KvCache(self.model.config, torch_dtype, self.device)
         self.generator = torch.Generator(self.device).manual_seed(seed)
 
     def make_generator(self, seed: int) -> torch.Generator:
@@ -120,9 +120,9 @@ class Decoder:
         """
         draws: dict[int, SampledToken] = {}
         feeds = [self.get_uncomputed_ids(row) for row in rows]
-        for part in self.split_by_length(feeds):
-            logprobs = self.compute_logprobs([feeds[index] for index in part])
-            draws.update(zip(part, self._draw([rows[index] for index in part], logprobs), strict=True))
+        for indices in self.split_by_length(feeds):
+            logprobs = self.compute_logprobs([feeds[index] for index in indices])
+            draws.update(zip(indices, self._draw([rows[index] for index in indices], logprobs), strict=True))
         return [draws[index] for index in range(len(rows))]
 
     def get_uncomputed_ids(self, row: DecodeRow) -> FeedIds:
@@ -132,14 +132,14 @@ class Decoder:
 
     def split_by_length(self, feeds: Sequence[FeedIds]) -> list[list[int]]:
         """Return the indices of the feeds that share a forward pass, per pass. Feeds with a single id come first."""
-        parts: dict[tuple[int, bool], list[int]] = {}
+        passes: dict[tuple[int, bool], list[int]] = {}
         for index, feed in enumerate(feeds):
             count = len(feed.ids)
             # With padding there are two passes: one id, or several. Recurrent states need equal counts, and all rows of
             # a pass either have an earlier state or none.
             key = (min(count, 2), False) if self.kv_cache.supports_padding else (count, feed.start == 0)
-            parts.setdefault(key, []).append(index)
-        return [parts[key] for key in sorted(parts)]
+            passes.setdefault(key, []).append(index)
+        return [passes[key] for key in sorted(passes)]
 
     def load_weights(self, folder: Path) -> None:
         """Replace the weights by those of the checkpoint in `folder`.
@@ -162,10 +162,10 @@ class Decoder:
         if self.kv_cache.single_token_steps and feeds[0].start:
             # The scan would drop the state before several ids, so feed them one by one.
             for number in range(len(feeds[0].ids)):
-                last = self._forward([FeedIds(f.slot, f.start + number, f.ids[number : number + 1]) for f in feeds])
+                hidden = self._forward([FeedIds(f.slot, f.start + number, f.ids[number : number + 1]) for f in feeds])
         else:
-            last = self._forward(feeds)
-        return torch.log_softmax(self._logits(self.model.get_output_embeddings()(last)).float(), dim=-1)
+            hidden = self._forward(feeds)
+        return torch.log_softmax(self._logits(self.model.get_output_embeddings()(hidden)).float(), dim=-1)
 
     def _forward(self, feeds: Sequence[FeedIds]) -> torch.Tensor:
         """Return the last hidden state (B, H) of each feed."""
@@ -176,12 +176,12 @@ class Decoder:
         )
         # Repeat the last id as padding. Its result is ignored.
         padded = [[*feed.ids, *[feed.ids[-1]] * (longest - len(feed.ids))] for feed in feeds]
-        told = {"attention_mask": mask, "position_ids": positions, "past_key_values": self.kv_cache}
+        inputs = {"attention_mask": mask, "position_ids": positions, "past_key_values": self.kv_cache}
         if self._states_alone:
-            told = {"cache_params": self.kv_cache}
+            inputs = {"cache_params": self.kv_cache}
         ids = torch.tensor(padded, device=self.device)
         # Skip the model's own head: only the last position of a row needs logits.
-        hidden: torch.Tensor = self.model.base_model(input_ids=ids, use_cache=True, **told).last_hidden_state
+        hidden: torch.Tensor = self.model.base_model(input_ids=ids, use_cache=True, **inputs).last_hidden_state
         self.kv_cache.commit_recurrent_states()
         return hidden[torch.arange(len(feeds), device=self.device), torch.tensor(lengths, device=self.device) - 1]
 
@@ -192,12 +192,12 @@ class Decoder:
             if row.generator is not None:
                 # A seeded row must not depend on the rows that share its step.
                 noise[index].exponential_(generator=row.generator)
-        heat = torch.tensor([row.temperature for row in rows], device=self.device).unsqueeze(1)
+        temperatures = torch.tensor([row.temperature for row in rows], device=self.device).unsqueeze(1)
         # Clamped, because greedy rows would divide by 0. Their result is not used.
-        drawn = logprobs / heat.clamp(min=torch.finfo(torch.float32).tiny) - noise.log()
-        chosen = torch.where(heat > 0, drawn, logprobs).argmax(dim=-1, keepdim=True)
-        values = logprobs.gather(-1, chosen).squeeze(-1).clamp(max=0.0)
-        return [SampledToken(*pair) for pair in zip(chosen.squeeze(-1).tolist(), values.tolist(), strict=True)]
+        drawn = logprobs / temperatures.clamp(min=torch.finfo(torch.float32).tiny) - noise.log()
+        token_ids = torch.where(temperatures > 0, drawn, logprobs).argmax(dim=-1, keepdim=True)
+        values = logprobs.gather(-1, token_ids).squeeze(-1).clamp(max=0.0)
+        return [SampledToken(*pair) for pair in zip(token_ids.squeeze(-1).tolist(), values.tolist(), strict=True)]
 
 
 def choose_device() -> torch.device:
@@ -266,9 +266,9 @@ class TransformersEngine:
         self.policy_step = 0
         self.lock = ReadWriteLock()
         self._kv_on_sync = kv_on_sync
-        self._open: set[TransformersSession] = set()
+        self._sessions: set[TransformersSession] = set()
         self._decoder = decoder
-        self._seats = asyncio.Semaphore(max_sessions)
+        self._session_slots = asyncio.Semaphore(max_sessions)
         self._jobs: list[DecodeJob] = []
         self._work = asyncio.Event()
         # With one thread, forward passes never overlap, so the slot of a closed session can be used again at once.
@@ -284,23 +284,23 @@ class TransformersEngine:
 
     @asynccontextmanager
     async def _session(self, ids: list[int], sampling: Sampling) -> AsyncIterator[EngineSession]:
-        async with self._seats:
-            slot = await self._in_thread(self._decoder.kv_cache.allocate_slot)
+        async with self._session_slots:
+            slot = await self._run_in_thread(self._decoder.kv_cache.allocate_slot)
             generator = None if sampling.seed is None else self._decoder.make_generator(sampling.seed)
             session = TransformersSession(self, DecodeRow(slot, ids, 0, sampling.temperature, generator))
-            self._open.add(session)
+            self._sessions.add(session)
             try:
                 yield session
             finally:
                 session.closed = True
-                self._open.remove(session)
+                self._sessions.remove(session)
                 self._decoder.kv_cache.release_slot(slot)
 
     async def load_weights(self, folder: Path, policy_step: int) -> None:
         """See `Engine.load_weights`."""
         async with self.lock.write():
-            await self._in_thread(self._decoder.load_weights, folder)
-            for session in self._open if self._kv_on_sync == "drop" else ():
+            await self._run_in_thread(self._decoder.load_weights, folder)
+            for session in self._sessions if self._kv_on_sync == "drop" else ():
                 session.drop_cache()
             self.policy_step = policy_step
 
@@ -322,7 +322,7 @@ class TransformersEngine:
                 self._work.clear()
                 continue
             try:
-                draws = await self._in_thread(self._decoder.step, [job.row for job in jobs])
+                draws = await self._run_in_thread(self._decoder.step, [job.row for job in jobs])
             except Exception as error:
                 # The step failed for all its rows. The engine continues with later jobs.
                 failure = EngineError(f"the model failed in the middle of a step: {error}")
@@ -345,7 +345,7 @@ class TransformersEngine:
         if job in self._jobs:
             self._jobs.remove(job)
 
-    async def _in_thread(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    async def _run_in_thread(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(call, *args, **kwargs))
 
 
@@ -356,8 +356,8 @@ class TransformersSession:
         self.closed = False
         self._engine = engine
         self._row = row
-        self._before = self._start = len(row.ids)
-        self._since = 0
+        self._call_start = self._chunk_start = len(row.ids)
+        self._oldest_step = 0
         """Policy step of its oldest keys, values and states."""
 
     @property
@@ -383,16 +383,16 @@ class TransformersSession:
             raise EngineError("the session is closed; open a new one")
         # All keys and values will come from the loaded weights.
         if self._row.computed == 0:
-            self._since = self._engine.policy_step
+            self._oldest_step = self._engine.policy_step
         ids = self._row.ids
-        most = compute_chunk_budget(len(ids), observed, max_tokens, self._engine.context_tokens)
-        self._before, self._row.undo_mark = len(ids), self._row.computed
+        budget = compute_chunk_budget(len(ids), observed, max_tokens, self._engine.context_tokens)
+        self._call_start, self._row.undo_mark = len(ids), self._row.computed
         ids.extend(observed)
-        start = self._start = len(ids)
-        job = DecodeJob(self._row, most, stop_ids, watch, asyncio.get_running_loop().create_future())
+        start = self._chunk_start = len(ids)
+        job = DecodeJob(self._row, budget, stop_ids, watch, asyncio.get_running_loop().create_future())
         # Decoding appends the sampled ids to the row.
         end = await self._engine.decode(job)
-        return Chunk(tuple(ids[start:]), tuple(job.logprobs), end, self._since)
+        return Chunk(tuple(ids[start:]), tuple(job.logprobs), end, self._oldest_step)
 
     async def undo(self, call: asyncio.Task[Chunk]) -> int:
         """See `EngineSession.undo`. A seeded session does not repeat the draws that were taken back."""
@@ -400,8 +400,8 @@ class TransformersSession:
         await asyncio.wait({call})
         row = self._row
         # A new row, since the decoding thread may still read the old one. At least its last id must be fed again.
-        self._row = replace(row, ids=row.ids[: self._before], computed=min(row.computed, self._before - 1))
-        return len(row.ids) - self._start
+        self._row = replace(row, ids=row.ids[: self._call_start], computed=min(row.computed, self._call_start - 1))
+        return len(row.ids) - self._chunk_start
 
 
 @asynccontextmanager
@@ -411,16 +411,16 @@ async def open_transformers(opening: EngineOptions) -> AsyncIterator[Transformer
     Raises:
         ConfigError: the folder holds no model, or a model that cannot forbid an id.
     """
-    facts = read_model_folder(opening)
+    info = read_model_folder(opening)
     decoder = await asyncio.to_thread(Decoder, opening.folder, opening.dtype, opening.seed, opening.forbidden_ids)
     engine = TransformersEngine(
-        decoder, facts.context_tokens, opening.max_sessions, opening.forbidden_ids, opening.kv_on_sync
+        decoder, info.context_tokens, opening.max_sessions, opening.forbidden_ids, opening.kv_on_sync
     )
-    serving = asyncio.create_task(engine.run_decode_loop(), name="transformers engine")
+    task = asyncio.create_task(engine.run_decode_loop(), name="transformers engine")
     try:
         yield engine
     finally:
-        serving.cancel()
+        task.cancel()
         engine.fail_jobs(EngineError("the engine was closed while a session was sampling"))
-        await asyncio.gather(serving, return_exceptions=True)
+        await asyncio.gather(task, return_exceptions=True)
         engine.close()

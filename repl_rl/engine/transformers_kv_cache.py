@@ -21,7 +21,7 @@ from repl_rl.errors import ConfigError
 
 StateKey = tuple[int, str, int]
 """Layer, `conv_states` or `recurrent_states`, and number of the state in the layer."""
-_PARTS = ("conv_states", "recurrent_states")
+_STATE_ATTRIBUTES = ("conv_states", "recurrent_states")
 """Attributes of transformers' cache layers that hold states."""
 RUNNING = frozenset({"linear_attention", "conv", "hybrid"})
 """Kinds of layers with a convolution state, a recurrent state, or both; `hybrid` layers have keys and values too."""
@@ -29,7 +29,7 @@ FULL, WINDOWED = "full_attention", "sliding_attention"
 """Kinds of layers that keep keys and values, of all ids or of those in a window."""
 STATELESS = frozenset({"mlp", "moe"})
 """Kinds of layers that keep no state."""
-_ONE_BY_ONE = frozenset({"falcon_mamba", "jamba", "mamba", "zamba"})
+_SINGLE_TOKEN_MODELS = frozenset({"falcon_mamba", "jamba", "mamba", "zamba"})
 """Models whose scan drops the previous state if several ids follow it (transformers 5.19, `mamba_selective_scan`)."""
 GRAIN = 64
 """Number of positions by which the cache grows, so that it is seldom copied."""
@@ -57,7 +57,7 @@ class KvCache:
         self._states = RecurrentStates(config)
         self.supports_padding = not self._states.has_states
         """True if rows with different numbers of new ids may share a forward pass, with the shorter ones padded."""
-        self.single_token_steps = text.model_type in _ONE_BY_ONE
+        self.single_token_steps = text.model_type in _SINGLE_TOKEN_MODELS
         """True if ids after a recurrent state must be fed one by one."""
         self._window: int | None = getattr(text, "sliding_window", None)
         self._slot_count = self._position_count = 0
@@ -65,7 +65,7 @@ class KvCache:
         self._slots = torch.zeros(0, dtype=torch.long)
         self._positions = torch.zeros(0, dtype=torch.long)
         self._span = 0
-        self._seen: Sequence[int] = ()
+        self._seen_ids: Sequence[int] = ()
 
     def allocate_slot(self) -> int:
         """Return a free slot."""
@@ -104,7 +104,7 @@ class KvCache:
         self._slots = torch.tensor(slots, device=self._device)
         if not self.supports_padding:
             assert min(lengths) == longest, "padding would enter recurrent states"
-            self._seen = [start + longest for start in starts]
+            self._seen_ids = [start + longest for start in starts]
             self._states.load(self._slots, starts)
         self._positions = first + torch.arange(longest, device=self._device)
         # The span covers the padding of every row as well.
@@ -117,20 +117,20 @@ class KvCache:
     def commit_recurrent_states(self) -> None:
         """Keep the recurrent states that the forward pass after `set_write_positions` computed."""
         if not self.supports_padding:
-            self._states.store(self._slots, self._seen, self._slot_count)
+            self._states.store(self._slots, self._seen_ids, self._slot_count)
 
     def _build_masks(self) -> AttentionMasks:
-        seen, now = torch.arange(self._span, device=self._device), self._positions.unsqueeze(-1)
+        keys, queries = torch.arange(self._span, device=self._device), self._positions.unsqueeze(-1)
         # An id never attends to later ids, nor to ids that have left the window.
-        later = seen > now
+        later = keys > queries
         if self._window is None:
             return self._build_mask(later)
-        gone = later | (seen <= now - self._window)
+        hidden = later | (keys <= queries - self._window)
         # Without `layer_types`, every layer has the window.
         if not self._kinds:
-            return self._build_mask(gone)
+            return self._build_mask(hidden)
         return (
-            {FULL: self._build_mask(later), WINDOWED: self._build_mask(gone)}
+            {FULL: self._build_mask(later), WINDOWED: self._build_mask(hidden)}
             if WINDOWED in self._kinds
             else self._build_mask(later)
         )
@@ -148,15 +148,15 @@ class KvCache:
         """
         return self._write_states(key_states, layer_idx, 0), self._write_states(value_states, layer_idx, 1)
 
-    def _write_states(self, states: Tensor, layer: int, which: int) -> Tensor:
-        store = self._get_tensor(states, layer, which)
+    def _write_states(self, states: Tensor, layer: int, kv_index: int) -> Tensor:
+        store = self._get_tensor(states, layer, kv_index)
         # Advanced indices on both sides of a slice put their own dimensions first: (B, Q, H, D).
         store[self._slots.unsqueeze(1), :, self._positions] = states.transpose(1, 2)
         return store[self._slots, :, : self._span]
 
-    def _get_tensor(self, states: Tensor, layer: int, which: int) -> Tensor:
+    def _get_tensor(self, states: Tensor, layer: int, kv_index: int) -> Tensor:
         """Return the tensor (slots, H, positions, D) for these states. Heads and widths differ per layer."""
-        old = self._stores.get((layer, which))
+        old = self._stores.get((layer, kv_index))
         shape = (self._slot_count, states.size(1), self._position_count, states.size(3))
         if old is not None and old.shape == shape:
             return old
@@ -164,7 +164,7 @@ class KvCache:
         store = states.new_zeros(shape, dtype=self._dtype)
         if old is not None:
             store[: old.size(0), :, : old.size(2)] = old
-        self._stores[layer, which] = store
+        self._stores[layer, kv_index] = store
         return store
 
     @property
@@ -174,8 +174,8 @@ class KvCache:
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
         """Return True if the current rows have earlier states in this layer. None means the last layer that has any."""
-        had = self.layers[self._states.last_layer if layer_idx is None else layer_idx].has_previous_state
-        return all(had.values()) if state_idx is None else bool(had[state_idx])
+        flags = self.layers[self._states.last_layer if layer_idx is None else layer_idx].has_previous_state
+        return all(flags.values()) if state_idx is None else bool(flags[state_idx])
 
     def update_conv_state(self, conv_states: Tensor, layer_idx: int, **kwargs: int) -> Tensor:
         """Update the state as transformers' `Cache.update_conv_state` does."""
@@ -209,9 +209,9 @@ class RecurrentStates:
     """
 
     def __init__(self, config: PretrainedConfig) -> None:
-        kept = DynamicCache(config=config).layers
+        layers = DynamicCache(config=config).layers
         self._counts = [
-            layer.number_of_states if isinstance(layer, LinearAttentionCacheLayerMixin) else 0 for layer in kept
+            layer.number_of_states if isinstance(layer, LinearAttentionCacheLayerMixin) else 0 for layer in layers
         ]
         self.layers: list[LinearAttentionLayer] = []
         """Cache layers of the current forward pass, one per layer of the model. Those without such states stay empty.
@@ -261,11 +261,11 @@ class RecurrentStates:
         self.layers = [LinearAttentionLayer(count) for count in self._counts]
         if not any(starts):
             return
-        assert all(starts), "rows that begin and rows that go on share a forward"
-        for (number, part, state), store in self._stores.items():
+        assert all(starts), "new and continued rows share a forward pass"
+        for (number, attribute, state), store in self._stores.items():
             layer, rows = self.layers[number], store[slots]
-            getattr(layer, part)[state] = rows
-            if part == "conv_states":
+            getattr(layer, attribute)[state] = rows
+            if attribute == "conv_states":
                 # Flags that transformers sets itself when it fills a layer.
                 layer.conv_kernel_size[state] = rows.size(-1)
                 layer.is_conv_states_initialized[state] = layer.has_previous_state[state] = True
@@ -291,10 +291,10 @@ class RecurrentStates:
 
     def _iterate_stored(self) -> Iterator[tuple[StateKey, Tensor]]:
         for number, layer in enumerate(self.layers):
-            for part in _PARTS:
-                for state, rows in getattr(layer, part).items():
+            for attribute in _STATE_ATTRIBUTES:
+                for state, rows in getattr(layer, attribute).items():
                     if rows is not None:
-                        yield (number, part, state), rows
+                        yield (number, attribute, state), rows
 
 
 def validate_cacheable(kind: type[PreTrainedModel], config: PretrainedConfig) -> None:
@@ -306,21 +306,21 @@ def validate_cacheable(kind: type[PreTrainedModel], config: PretrainedConfig) ->
     """
     text = config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or ())
-    others = sorted(kinds - {FULL, WINDOWED} - RUNNING - STATELESS)
+    unsupported = sorted(kinds - {FULL, WINDOWED} - RUNNING - STATELESS)
     # MiniMax has layers of linear attention and its own cache, but is not stateful in transformers' sense.
-    elsewhere = not kinds & RUNNING if kind._is_stateful else "linear_attention" in kinds
-    if others or elsewhere:
-        what = ", ".join(others) or "a running state outside of transformers' cache"
-        raise ConfigError(f"model {kind.__name__} with layers", what, _REMEDY)
-    shared = getattr(text, "num_kv_shared_layers", 0)
-    if shared:
-        raise ConfigError("num_kv_shared_layers", shared, _REMEDY)
+    has_hidden_state = not kinds & RUNNING if kind._is_stateful else "linear_attention" in kinds
+    if unsupported or has_hidden_state:
+        names = ", ".join(unsupported) or "a running state outside of transformers' cache"
+        raise ConfigError(f"model {kind.__name__} with layers", names, _REMEDY)
+    shared_layers = getattr(text, "num_kv_shared_layers", 0)
+    if shared_layers:
+        raise ConfigError("num_kv_shared_layers", shared_layers, _REMEDY)
     # Rows differ in length, so the model must accept explicit positions.
     decoder = inspect.signature(kind.forward).parameters
     if takes_states_alone(kind):
         return
     if "position_ids" not in decoder or "past_key_values" not in decoder:
-        raise ConfigError("model", kind.__name__, f"its positions cannot be given; {_REMEDY}")
+        raise ConfigError("model", kind.__name__, f"it takes no position ids; {_REMEDY}")
 
 
 def keeps_running_state(kind: type[PreTrainedModel], config: PretrainedConfig) -> bool:

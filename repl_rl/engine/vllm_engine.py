@@ -57,8 +57,8 @@ from repl_rl.engine.kv_admission import (
 from repl_rl.engine.registry import RequestMode, Vllm
 from repl_rl.engine.transformers_kv_cache import keeps_running_state
 from repl_rl.engine.vllm_subprocess import (
-    ASKED_LEVEL,
     SILENCE_S,
+    USER_LOG_LEVEL,
     PendingCalls,
     SleepMode,
     get_log_variables,
@@ -79,7 +79,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _REMEDY = "choose another model, or --engine transformers"
-_STUCK = frozenset({"GptOssForCausalLM"})
+_UNRELOADABLE = frozenset({"GptOssForCausalLM"})
 """Models whose loader in vLLM bypasses the hooks of a reload, so that the old experts stay without an error."""
 IN_CORE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Executor that runs the model inside the engine's process. vLLM replaces the short name `uni` on CPU, but not this
@@ -92,7 +92,7 @@ PROBE: tuple[tuple[int, ...], ...] = ((), (1, 2), ())
 """Observed ids before each chunk of the health check's session."""
 PROBE_S = 60.0
 """Timeout of the health check at the start, seconds. After it, sessions count as broken."""
-_LOOK_S = 1.0
+_POLL_S = 1.0
 """Interval of the checks that vLLM's process is alive, while a call waits for it, seconds."""
 
 
@@ -103,26 +103,28 @@ def validate_supported(folder: Path, dtype: Dtype) -> None:
         ConfigError: vLLM cannot run the model, or the folder has no index but more safetensors files than
             `model.safetensors`.
     """
-    named = _read_architectures(folder)
+    architectures = _read_architectures(folder)
     # Without an index, vLLM loads every safetensors file in the folder.
-    others = sorted({file.name for file in folder.glob("*.safetensors")} - {WHOLE})
-    if others and not (folder / INDEX).is_file():
-        remedy = f"vLLM would read it beside {WHOLE}, as no {INDEX} says what belongs together; move it away"
-        raise ConfigError(f"file in {folder}", others[0], remedy)
-    served = next((name for name in named if name in ModelRegistry.get_supported_archs()), None)
-    if served is None:
+    unlisted = sorted({file.name for file in folder.glob("*.safetensors")} - {WHOLE})
+    if unlisted and not (folder / INDEX).is_file():
+        remedy = f"vLLM would load it in addition to {WHOLE}, because there is no {INDEX}; move it away"
+        raise ConfigError(f"file in {folder}", unlisted[0], remedy)
+    architecture = next((name for name in architectures if name in ModelRegistry.get_supported_archs()), None)
+    if architecture is None:
         # Without its own class for the model, vLLM may still drive that of transformers.
-        if not any(_can_run_transformers_class(name) for name in named):
-            raise ConfigError("architecture", ", ".join(named) or None, f"this vLLM has no such model; {_REMEDY}")
+        if not any(_can_run_transformers_class(name) for name in architectures):
+            raise ConfigError(
+                "architecture", ", ".join(architectures) or None, f"this vLLM has no such model; {_REMEDY}"
+            )
     # On a GPU only vLLM's own process imports the model's module, because the module may touch the GPU.
     elif current_platform.is_cpu():
         try:
-            ModelRegistry.models[served].load_model_cls()
+            ModelRegistry.models[architecture].load_model_cls()
         # A missing package can raise any exception here.
         except Exception as error:
             reason = " ".join(str(error).split())[:200] or type(error).__name__
-            raise ConfigError("architecture", served, f"this vLLM cannot load it: {reason}; {_REMEDY}") from error
-        _validate_cpu_support(folder, served, dtype)
+            raise ConfigError("architecture", architecture, f"this vLLM cannot load it: {reason}; {_REMEDY}") from error
+        _validate_cpu_support(folder, architecture, dtype)
 
 
 def validate_reloadable(folder: Path) -> None:
@@ -131,9 +133,9 @@ def validate_reloadable(folder: Path) -> None:
     Raises:
         ConfigError: the model cannot be trained with vLLM on this machine.
     """
-    stuck = _STUCK.intersection(_read_architectures(folder))
-    if stuck:
-        raise ConfigError("architecture", min(stuck), f"this vLLM does not take new weights of it; {_REMEDY}")
+    unreloadable = _UNRELOADABLE.intersection(_read_architectures(folder))
+    if unreloadable:
+        raise ConfigError("architecture", min(unreloadable), f"this vLLM does not take new weights of it; {_REMEDY}")
     # Only models with latent attention (MLA) have this setting.
     latent = getattr(read_config(folder).get_text_config(), "kv_lora_rank", None)
     if latent and current_platform.is_cpu():
@@ -156,7 +158,7 @@ def validate_vllm_options(options: Vllm) -> None:
         )
 
 
-def _validate_cpu_support(folder: Path, served: str, dtype: Dtype) -> None:
+def _validate_cpu_support(folder: Path, architecture: str, dtype: Dtype) -> None:
     """Reject layers that vLLM's CPU kernels compute differently, or cannot compute.
 
     Raises:
@@ -167,16 +169,16 @@ def _validate_cpu_support(folder: Path, served: str, dtype: Dtype) -> None:
     if hasattr(text, "linear_key_head_dim"):
         if dtype != "bfloat16":
             remedy = "vLLM computes linear attention on a CPU in bfloat16 alone; use a GPU, or --engine transformers"
-            raise ConfigError(f"architecture {served} with dtype", dtype, remedy)
+            raise ConfigError(f"architecture {architecture} with dtype", dtype, remedy)
     elif keeps_running_state(kind, config):
         remedy = "vLLM loses its running state on a CPU when several rollouts are under way; use a GPU, or "
         remedy += "--engine transformers"
-        raise ConfigError("architecture", served, remedy)
+        raise ConfigError("architecture", architecture, remedy)
 
 
 def _read_architectures(folder: Path) -> list[str]:
-    named: list[str] | None = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures")
-    return named or []
+    names: list[str] | None = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures")
+    return names or []
 
 
 def _can_run_transformers_class(name: str) -> bool:
@@ -187,7 +189,7 @@ def _can_run_transformers_class(name: str) -> bool:
 
 def start_vllm(
     opening: EngineOptions,
-    facts: ModelInfo,
+    info: ModelInfo,
     options: Vllm,
     variables: Mapping[str, str],
     cache_blocks: int | None = None,
@@ -197,9 +199,9 @@ def start_vllm(
     The process gets the environment `variables` in addition to its own. `cache_blocks`: see `open_vllm`.
     """
     set_vllm_log_level()
-    told = {**build_vllm_arguments(opening, facts, options), "num_gpu_blocks_override": cache_blocks}
+    arguments = {**build_vllm_arguments(opening, info, options), "num_gpu_blocks_override": cache_blocks}
     with set_environment({**build_process_environment(options), **variables}):
-        return AsyncLLM.from_engine_args(AsyncEngineArgs(**told))
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
 
 
 async def stop_vllm(llm: AsyncLLM) -> None:
@@ -218,7 +220,7 @@ def get_process_ids(llm: AsyncLLM) -> Sequence[int]:
     return [process.pid for process in manager.processes if process.pid is not None]
 
 
-def build_vllm_arguments(opening: EngineOptions, facts: ModelInfo, options: Vllm) -> dict[str, object]:
+def build_vllm_arguments(opening: EngineOptions, info: ModelInfo, options: Vllm) -> dict[str, object]:
     """Return vLLM's arguments for a model. They fit `AsyncEngineArgs` and `vllm.LLM`."""
     on_cpu = current_platform.is_cpu()
     dtype = ("float32" if on_cpu else "bfloat16") if opening.dtype == "auto" else opening.dtype
@@ -231,14 +233,14 @@ def build_vllm_arguments(opening: EngineOptions, facts: ModelInfo, options: Vllm
         "skip_tokenizer_init": True,
         "dtype": dtype,
         "seed": opening.seed,
-        "max_model_len": facts.context_tokens,
+        "max_model_len": info.context_tokens,
         "max_num_seqs": opening.max_sessions,
         "enable_prefix_caching": True,
         # Log probabilities at temperature 1, as `Chunk` requires.
         "logprobs_mode": "raw_logprobs",
         "disable_log_stats": True,
         "enforce_eager": on_cpu,
-        "use_tqdm_on_load": bool(ASKED_LEVEL),
+        "use_tqdm_on_load": bool(USER_LOG_LEVEL),
         # Ignore the sampling defaults in the model's generation_config.json.
         "generation_config": "vllm",
         "worker_extension_cls": "repl_rl.engine.vllm_worker_extension.PolicyWorkerExtension",
@@ -252,8 +254,10 @@ def build_vllm_arguments(opening: EngineOptions, facts: ModelInfo, options: Vllm
 def build_process_environment(options: Vllm) -> Mapping[str, str]:
     """Return the environment variables for the engine's process."""
     if not current_platform.is_cpu():
-        own = get_device_environment(current_platform.device_control_env_var, torch.accelerator.device_count())
-        return {**get_log_variables(), **get_exact_float_environment(), **own}
+        device_environment = get_device_environment(
+            current_platform.device_control_env_var, torch.accelerator.device_count()
+        )
+        return {**get_log_variables(), **get_exact_float_environment(), **device_environment}
     return {
         **get_log_variables(),
         **get_preload_variables(Path(vllm.__file__).parent.parent),
@@ -286,8 +290,8 @@ def get_device_environment(variable: str, count: int) -> Mapping[str, str]:
     if get_local_world_size() == 1 or count < 1:
         return {}
     # The variable may already restrict this process to some GPUs. Without it, GPUs are numbered from 0.
-    seen = [name for name in os.environ.get(variable, "").split(",") if name] or [str(n) for n in range(count)]
-    return {variable: seen[choose_gpu(len(seen))]}
+    visible = [name for name in os.environ.get(variable, "").split(",") if name] or [str(n) for n in range(count)]
+    return {variable: visible[choose_gpu(len(visible))]}
 
 
 def _skip_shutdown(timeout: float | None = None) -> None:
@@ -308,20 +312,20 @@ class SamplingParamsCache:
     """Cache of vLLM's parameter objects, one per kind of chunk."""
 
     def __init__(self) -> None:
-        self._made: dict[ChunkParams, SamplingParams] = {}
+        self._params: dict[ChunkParams, SamplingParams] = {}
 
-    def get(self, ask: ChunkParams) -> SamplingParams:
+    def get(self, key: ChunkParams) -> SamplingParams:
         """Return the parameters of one chunk."""
-        made = self._made.get(ask)
-        if made is None:
+        params = self._params.get(key)
+        if params is None:
             # Limit the cache, since chunks may differ in length at every call.
-            if len(self._made) >= 1024:
-                self._made.clear()
-            made = self._made[ask] = SamplingParams(
-                max_tokens=ask.max_tokens,
-                stop_token_ids=sorted(ask.stop_ids),
-                temperature=ask.temperature,
-                stream_interval=ask.interval,
+            if len(self._params) >= 1024:
+                self._params.clear()
+            params = self._params[key] = SamplingParams(
+                max_tokens=key.max_tokens,
+                stop_token_ids=sorted(key.stop_ids),
+                temperature=key.temperature,
+                stream_interval=key.interval,
                 # Only that of the sampled id.
                 logprobs=0,
                 flat_logprobs=True,
@@ -330,7 +334,7 @@ class SamplingParamsCache:
                 output_kind=RequestOutputKind.DELTA,
                 skip_clone=True,
             )
-        return made
+        return params
 
 
 @dataclass(slots=True)
@@ -352,11 +356,11 @@ class PartialChunk:
         Raises:
             EngineError: vLLM stopped before the end of the chunk, or gave no log probability.
         """
-        part = output.outputs[0]
-        logprobs = part.logprobs
-        if not isinstance(logprobs, FlatLogprobs) or len(logprobs.logprobs) != len(part.token_ids):
+        completion = output.outputs[0]
+        logprobs = completion.logprobs
+        if not isinstance(logprobs, FlatLogprobs) or len(logprobs.logprobs) != len(completion.token_ids):
             raise EngineError("vLLM returned ids without one log probability each; its version does not fit repl_rl")
-        for token_id, logprob in zip(part.token_ids, logprobs.logprobs, strict=True):
+        for token_id, logprob in zip(completion.token_ids, logprobs.logprobs, strict=True):
             self.token_ids.append(token_id)
             # Rounding can give values of up to 1e-7 above 0.
             self.logprobs.append(min(logprob, 0.0))
@@ -364,10 +368,10 @@ class PartialChunk:
             if self.end is not None:
                 return
         # A finish reason alone does not count, since it can be that of the previous chunk.
-        if part.finish_reason is not None and len(self.token_ids) < self.slice_end:
+        if completion.finish_reason is not None and len(self.token_ids) < self.slice_end:
             raise EngineError(
-                f"vLLM ended a chunk after {len(self.token_ids)} of {self.max_tokens} ids ({part.finish_reason}); "
-                "the session was aborted or does not fit its cache"
+                f"vLLM ended a chunk after {len(self.token_ids)} of {self.max_tokens} ids "
+                f"({completion.finish_reason}); the session was aborted or does not fit its cache"
             )
 
     def to_chunk(self, policy_step: int) -> Chunk:
@@ -423,31 +427,31 @@ class VllmSession:
         name: str,
         ids: list[int],
         sampling: Sampling,
-        shared: EngineState,
-        place: KvReservationHandle,
+        state: EngineState,
+        reservation: KvReservationHandle,
     ) -> None:
         self.ids = ids
         self._llm = llm
         self._name = name
         self._sampling = sampling
-        self._shared = shared
+        self._state = state
         self._requests = 0
         self._outputs: AsyncGenerator[RequestOutput, None] | None = None
         self._inputs: asyncio.Queue[StreamingInput] = asyncio.Queue()
         self._closed = False
-        self._since: LoadedWeights | None = None
+        self._oldest_weights: LoadedWeights | None = None
         """Weights of its oldest keys and values."""
-        self._before = len(ids)
+        self._call_start = len(ids)
         self._draft: PartialChunk | None = None
-        self._place = place
-        self._hanging_up = asyncio.Lock()
-        place.preempt = self.preempt
+        self._reservation = reservation
+        self._preempt_lock = asyncio.Lock()
+        reservation.preempt = self.preempt
 
     async def sample(
         self, observed: Sequence[int], *, max_tokens: int, stop_ids: frozenset[int], watch: Watch | None = None
     ) -> Chunk:
         """See `EngineSession.sample`."""
-        async with self._shared.lock.read():
+        async with self._state.lock.read():
             return await self._sample(observed, max_tokens, stop_ids, watch)
 
     async def _sample(
@@ -456,12 +460,12 @@ class VllmSession:
         if self._closed:
             raise EngineError("the session is closed, or its last call failed; open a new one")
         # With a salt, keys and values survive a load, so the first weights stay the oldest.
-        if self._since is None or self._since.cache_salt is None:
-            self._since = self._shared.get_loaded_weights()
-        most = compute_chunk_budget(len(self.ids), observed, max_tokens, self._shared.context_tokens)
-        streamed = self._shared.request_mode is RequestMode.SESSION
-        draft = self._draft = PartialChunk(most, stop_ids, watch)
-        self._before = len(self.ids)
+        if self._oldest_weights is None or self._oldest_weights.cache_salt is None:
+            self._oldest_weights = self._state.get_loaded_weights()
+        budget = compute_chunk_budget(len(self.ids), observed, max_tokens, self._state.context_tokens)
+        streamed = self._state.request_mode is RequestMode.SESSION
+        draft = self._draft = PartialChunk(budget, stop_ids, watch)
+        self._call_start = len(self.ids)
         # vLLM forgets the last id of a chunk, so send that id again.
         last = self.ids[-1:]
         self.ids.extend(observed)
@@ -478,20 +482,20 @@ class VllmSession:
                 await self.close()
             elif streamed:
                 await self._pause_stream(draft)
-        return draft.to_chunk(self._since.policy_step)
+        return draft.to_chunk(self._oldest_weights.policy_step)
 
     async def undo(self, call: asyncio.Task[Chunk]) -> int:
         """See `EngineSession.undo`. The prefix cache keeps earlier ids, in whole blocks."""
-        wasted = 0 if self._draft is None else len(self._draft.token_ids)
+        undone = 0 if self._draft is None else len(self._draft.token_ids)
         if not call.done():
-            wasted += self._count_held_back_ids()
+            undone += self._count_held_back_ids()
             call.cancel()
             await asyncio.wait({call})
         # vLLM cannot remove ids from a request, so the next call opens a new one.
         await self.preempt()
-        del self.ids[self._before :]
+        del self.ids[self._call_start :]
         self._closed = False
-        return wasted
+        return undone
 
     def _count_held_back_ids(self) -> int:
         """Return the number of ids that vLLM has sampled but not delivered, because it delivers whole chunks only."""
@@ -508,29 +512,29 @@ class VllmSession:
     async def _sample_streaming(self, appended: list[int], draft: PartialChunk) -> None:
         """Sample in the streaming request, slice by slice, as far as there are blocks."""
         while True:
-            size = min(self._shared.slice_ids, draft.max_tokens - len(draft.token_ids))
+            size = min(self._state.slice_ids, draft.max_tokens - len(draft.token_ids))
             draft.slice_end = len(draft.token_ids) + size
             # One id more than the slice, since vLLM may already compute the id after its end.
-            await self._place.acquire_blocks(min(len(self.ids) + draft.slice_end + 1, self._shared.context_tokens))
+            await self._reservation.acquire_blocks(min(len(self.ids) + draft.slice_end + 1, self._state.context_tokens))
             await self._continue_stream(appended, self._make_chunk_params(size, draft), draft)
             if draft.end is not None:
                 return
             # As between chunks, the next slice starts with the last id of this one.
             appended = draft.token_ids[-1:]
-            self._place.release_unused(len(self.ids) + len(draft.token_ids))
+            self._reservation.release_unused(len(self.ids) + len(draft.token_ids))
 
     async def _pause_stream(self, draft: PartialChunk) -> None:
         """Keep the computed keys and values, unless a watch ended the chunk early.
 
         vLLM continues to sample after the watched id, and it cannot remove ids from a session.
         """
-        self._place.release_unused(len(self.ids))
+        self._reservation.release_unused(len(self.ids))
         if draft.end is ChunkEnd.WATCH and len(draft.token_ids) < draft.slice_end:
             await self.preempt()
 
-    async def _continue_stream(self, appended: list[int], ask: ChunkParams, draft: PartialChunk) -> None:
+    async def _continue_stream(self, appended: list[int], params: ChunkParams, draft: PartialChunk) -> None:
         """Sample in the streaming request to the end of the slice. If there is no request, open one with all ids."""
-        parameters = self._shared.sampling_params.get(ask)
+        parameters = self._state.sampling_params.get(params)
         if self._outputs is None:
             appended = [*self.ids, *draft.token_ids]
             self._inputs = asyncio.Queue()
@@ -545,7 +549,7 @@ class VllmSession:
         """
         await self.preempt()
         draft.slice_end = draft.max_tokens
-        parameters = self._shared.sampling_params.get(self._make_chunk_params(draft.max_tokens, draft))
+        parameters = self._state.sampling_params.get(self._make_chunk_params(draft.max_tokens, draft))
         self._outputs = self._llm.generate(self._make_prompt(self.ids.copy()), parameters, self._make_request_name())
         try:
             await self._collect_ids(self._outputs, draft)
@@ -553,16 +557,16 @@ class VllmSession:
             await self.preempt()
 
     def _make_prompt(self, ids: list[int]) -> TokensInput:
-        return tokens_input(ids, cache_salt=self._since.cache_salt if self._since else None)
+        return tokens_input(ids, cache_salt=self._oldest_weights.cache_salt if self._oldest_weights else None)
 
-    def _make_chunk_params(self, most: int, draft: PartialChunk) -> ChunkParams:
+    def _make_chunk_params(self, max_tokens: int, draft: PartialChunk) -> ChunkParams:
         # A watch must see each id before the next ones are sampled.
         interval = WHOLE_CHUNKS if draft.watch is None else 1
-        return ChunkParams(most, draft.stop_ids, self._sampling.temperature, interval)
+        return ChunkParams(max_tokens, draft.stop_ids, self._sampling.temperature, interval)
 
     async def _collect_ids(self, outputs: AsyncGenerator[RequestOutput, None], draft: PartialChunk) -> None:
         """Collect ids until the chunk or its slice is complete."""
-        with self._shared.pending_calls.track():
+        with self._state.pending_calls.track():
             async for output in outputs:
                 draft.add(output)
                 if draft.end is not None or len(draft.token_ids) >= draft.slice_end:
@@ -575,11 +579,11 @@ class VllmSession:
 
     async def _preempt(self) -> None:
         # A second caller waits until the blocks are free.
-        async with self._hanging_up:
+        async with self._preempt_lock:
             outputs, self._outputs = self._outputs, None
             if outputs is not None:
                 await outputs.aclose()
-            self._place.mark_dropped()
+            self._reservation.mark_dropped()
 
     def _make_request_name(self) -> str:
         self._requests += 1
@@ -616,37 +620,37 @@ class VllmEngine:
         """Size of its KV cache. The number of open sessions depends on the lengths that they reach."""
         self._llm = llm
         self._folder = opening.folder
-        self._keeps = opening.kv_on_sync == "keep"
-        self._loads = 0
-        self._shared = EngineState(
+        self._keeps_kv = opening.kv_on_sync == "keep"
+        self._load_count = 0
+        self._state = EngineState(
             context_tokens, options.drive, SamplingParamsCache(), ReadWriteLock(), self._get_loaded_weights
         )
-        self._open: set[VllmSession] = set()
-        self._nap = SleepMode(llm, options.sleep)
+        self._sessions: set[VllmSession] = set()
+        self._sleep_mode = SleepMode(llm, options.sleep)
         growth = SessionGrowthEstimator(context_tokens, opening.max_growth_tokens)
-        self._seating = AdmissionQueue(KvAdmission(cache, growth), opening.max_sessions)
-        self._names = count()
+        self._admission_queue = AdmissionQueue(KvAdmission(cache, growth), opening.max_sessions)
+        self._session_numbers = count()
 
     @property
     def request_mode(self) -> RequestMode:
         """Current request mode."""
-        return self._shared.request_mode
+        return self._state.request_mode
 
     @property
     def preemptions(self) -> PreemptionStats:
         """Preemption counts of streaming sessions, see `HasPreemptionStats.preemptions`. vLLM reports none in request
         mode."""
-        return self._seating.preemptions
+        return self._admission_queue.preemptions
 
-    def set_request_mode(self, drive: RequestMode) -> None:
+    def set_request_mode(self, mode: RequestMode) -> None:
         """Switch the request mode, as the fallback and comparisons do.
 
         Raises:
             EngineError: a session is open.
         """
-        if self._open:
-            raise EngineError(f"{len(self._open)} sessions are open; close them before changing the drive")
-        self._shared = replace(self._shared, request_mode=drive)
+        if self._sessions:
+            raise EngineError(f"{len(self._sessions)} sessions are open; close them before changing the request mode")
+        self._state = replace(self._state, request_mode=mode)
 
     def session(self, prompt_ids: Sequence[int], sampling: Sampling) -> AbstractAsyncContextManager[EngineSession]:
         """See `Engine.session`. `sampling.seed` has no effect."""
@@ -654,48 +658,48 @@ class VllmEngine:
 
     @asynccontextmanager
     async def _session(self, ids: list[int], sampling: Sampling) -> AsyncIterator[EngineSession]:
-        async with self._seating.reserve(len(ids), sampling.nested) as place:
+        async with self._admission_queue.reserve(len(ids), sampling.nested) as reservation:
             with detect_engine_death():
-                await self._nap.wake()
-            session = VllmSession(self._llm, str(next(self._names)), ids, sampling, self._shared, place)
-            self._open.add(session)
+                await self._sleep_mode.wake()
+            session = VllmSession(self._llm, str(next(self._session_numbers)), ids, sampling, self._state, reservation)
+            self._sessions.add(session)
             try:
                 yield session
             finally:
-                self._open.remove(session)
+                self._sessions.remove(session)
                 await session.close()
 
     async def sleep(self) -> None:
         """Release the GPU's memory, if `sleep` is set, until a session is opened or weights are loaded."""
-        if not self._open:
+        if not self._sessions:
             with detect_engine_death():
-                await self._nap.enter()
+                await self._sleep_mode.enter()
 
     async def load_weights(self, folder: Path, policy_step: int) -> None:
         """See `Engine.load_weights`."""
         policy = await asyncio.to_thread(load_skeleton, self._folder)
         validate_checkpoint_names(folder, policy.trained_shapes, policy.checkpoint_shapes)
-        async with self._shared.lock.write():
+        async with self._state.lock.write():
             await self._load(folder)
             self.policy_step = policy_step
-            self._loads += 1
+            self._load_count += 1
 
     def _get_loaded_weights(self) -> LoadedWeights:
         # The prefix cache cannot be emptied while a session waits in vLLM. Kept keys and values are distinguished by
         # their salt.
-        return LoadedWeights(self.policy_step, f"{self._loads}" if self._keeps else None)
+        return LoadedWeights(self.policy_step, f"{self._load_count}" if self._keeps_kv else None)
 
     async def _load(self, folder: Path) -> None:
         try:
-            await self._nap.wake()
+            await self._sleep_mode.wake()
             # Sessions that open meanwhile have nothing in vLLM yet.
-            for session in () if self._keeps else tuple(self._open):
+            for session in () if self._keeps_kv else tuple(self._sessions):
                 await session.preempt()
-            with self._shared.pending_calls.track():
+            with self._state.pending_calls.track():
                 await await_or_raise_death(
                     self._llm, self._llm.collective_rpc("policy_reload_weights", args=(str(folder),))
                 )
-                dropped = self._keeps or await await_or_raise_death(self._llm, self._llm.reset_prefix_cache())
+                dropped = self._keeps_kv or await await_or_raise_death(self._llm, self._llm.reset_prefix_cache())
         except (EngineDeadError, EngineDied) as error:
             raise EngineDied("the vLLM process is gone; its weights cannot be replaced") from error
         except Exception as error:
@@ -706,13 +710,13 @@ class VllmEngine:
     @asynccontextmanager
     async def watch_silence(self, silence_s: float) -> AsyncIterator[None]:
         """Kill vLLM's process if it hangs for `silence_s` seconds within the block."""
-        guard = asyncio.create_task(kill_when_silent(get_process_ids(self._llm), self._shared.pending_calls, silence_s))
+        guard = asyncio.create_task(kill_when_silent(get_process_ids(self._llm), self._state.pending_calls, silence_s))
         try:
             yield
         finally:
             guard.cancel()
 
-    async def check_step(self, told: Path) -> None:
+    async def check_step(self, error_file: Path) -> None:
         """Sample one id, because vLLM loads some models that it cannot run here.
 
         vLLM's process writes the reason of a failure to the given file.
@@ -721,22 +725,22 @@ class VllmEngine:
             ConfigError: vLLM cannot run this model.
             EngineDied: its process died for another reason.
         """
-        await self._llm.collective_rpc("policy_report_errors", args=(str(told),))
+        await self._llm.collective_rpc("policy_report_errors", args=(str(error_file),))
         await self._llm.collective_rpc("policy_silence_stderr", args=(True,))
         # Silence both processes. A failure is reported as one error, without vLLM's traceback.
         vllm_log = logging.getLogger("vllm")
         level = vllm_log.level
         vllm_log.setLevel(logging.CRITICAL)
         try:
-            async with self._seating.reserve(1) as place:
-                shared = replace(self._shared, request_mode=RequestMode.REQUEST)
-                session = VllmSession(self._llm, "first step", [1], Sampling(temperature=0.0), shared, place)
+            async with self._admission_queue.reserve(1) as reservation:
+                state = replace(self._state, request_mode=RequestMode.REQUEST)
+                session = VllmSession(self._llm, "first step", [1], Sampling(temperature=0.0), state, reservation)
                 try:
                     await session.sample((), max_tokens=1, stop_ids=frozenset())
                 finally:
                     await session.close()
         except EngineDied as error:
-            reason = await asyncio.to_thread(_read_text_head, told)
+            reason = await asyncio.to_thread(_read_text_head, error_file)
             # Lack of memory may be temporary, so this is not an error of the configuration.
             if not reason or "out of memory" in reason.lower():
                 raise
@@ -761,12 +765,14 @@ class VllmEngine:
             self._fall_back(str(error) or f"a streaming session gave no answer in {PROBE_S} s")
             return
         if streamed != requested:
-            self._fall_back(f"greedy ids of a streaming session are {streamed}, those of a request a line {requested}")
+            self._fall_back(
+                f"greedy ids of a streaming session are {streamed}, those of one request per line {requested}"
+            )
 
-    async def _sample_greedy(self, drive: RequestMode) -> list[int]:
-        shared = replace(self._shared, request_mode=drive)
-        async with self._seating.reserve(1) as place:
-            session = VllmSession(self._llm, f"probe {drive}", [1], Sampling(temperature=0.0), shared, place)
+    async def _sample_greedy(self, mode: RequestMode) -> list[int]:
+        state = replace(self._state, request_mode=mode)
+        async with self._admission_queue.reserve(1) as reservation:
+            session = VllmSession(self._llm, f"probe {mode}", [1], Sampling(temperature=0.0), state, reservation)
             try:
                 for observed in PROBE:
                     await session.sample(observed, max_tokens=2, stop_ids=frozenset())
@@ -775,7 +781,7 @@ class VllmEngine:
         return session.ids
 
     def _fall_back(self, reason: str) -> None:
-        log.warning("streaming sessions do not work with this vLLM (%s); using a request a line instead", reason)
+        log.warning("streaming sessions do not work with this vLLM (%s); using one request per line instead", reason)
         self.fallback_reason = reason
         self.set_request_mode(RequestMode.REQUEST)
 
@@ -797,10 +803,10 @@ async def open_vllm(
         ConfigError: the folder holds no model or one that vLLM cannot run here, or no context fits into the cache.
         EngineError: vLLM did not start.
     """
-    facts = read_model_folder(opening)
+    info = read_model_folder(opening)
     with open_socket_folder() as variables:
         try:
-            llm = await asyncio.to_thread(start_vllm, opening, facts, options, variables, cache_blocks)
+            llm = await asyncio.to_thread(start_vllm, opening, info, options, variables, cache_blocks)
         except Exception as error:
             raise EngineError(f"vLLM did not start: {error}; set VLLM_LOGGING_LEVEL=INFO to see its log") from error
         try:
@@ -808,7 +814,7 @@ async def open_vllm(
             # Forbid ids before the first request is sampled.
             await llm.collective_rpc("policy_forbid_ids", args=(sorted(opening.forbidden_ids),))
             engine = VllmEngine(
-                llm, opening, facts.context_tokens, options, await _read_kv_layout(llm, facts.context_tokens)
+                llm, opening, info.context_tokens, options, await _read_kv_layout(llm, info.context_tokens)
             )
             async with engine.watch_silence(silence_s):
                 # Check that the model runs here, then that streaming sessions work.
@@ -840,20 +846,20 @@ class HasErrored(Protocol):
 
 
 async def await_or_raise_death(llm: HasErrored, call: Coroutine[object, object, T]) -> T:
-    """Return the result of a call to vLLM's process. vLLM never answers a call over which its process died.
+    """Return the result of a call to vLLM's process. vLLM never answers a call during which its process died.
 
     Raises:
         EngineDied: the process is dead.
     """
-    calling = asyncio.ensure_future(call)
+    task = asyncio.ensure_future(call)
     try:
         # Wake up regularly to check that the process is alive.
-        while not (await asyncio.wait({calling}, timeout=_LOOK_S))[0]:
+        while not (await asyncio.wait({task}, timeout=_POLL_S))[0]:
             if llm.errored:
-                raise EngineDied("the vLLM process is gone; it died over a call")
-        return calling.result()
+                raise EngineDied("the vLLM process is gone; it died during a call")
+        return task.result()
     finally:
-        calling.cancel()
+        task.cancel()
 
 
 async def _read_kv_layout(llm: AsyncLLM, context_tokens: int) -> KvBlockLayout:
@@ -863,13 +869,13 @@ async def _read_kv_layout(llm: AsyncLLM, context_tokens: int) -> KvBlockLayout:
         ConfigError: not even one full context fits.
     """
     # Each worker answers, with the same layout.
-    (said, *_) = await llm.collective_rpc("policy_read_kv_layout")
-    blocks, groups = said
-    cache = KvBlockLayout(blocks, tuple((size, most) for size, most in groups))
+    (layout, *_) = await llm.collective_rpc("policy_read_kv_layout")
+    blocks, groups = layout
+    cache = KvBlockLayout(blocks, tuple((size, max_blocks) for size, max_blocks in groups))
     needed = cache.count_blocks(context_tokens)
     if needed > cache.blocks:
-        room = f"room for {context_tokens * cache.blocks // needed} ids"
-        raise ConfigError("vllm.kv_cache_gib", room, f"a context takes {context_tokens}; give more")
+        capacity = f"room for {context_tokens * cache.blocks // needed} ids"
+        raise ConfigError("vllm.kv_cache_gib", capacity, f"a context takes {context_tokens}; give more")
     return cache
 
 

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 QUIET = "ERROR"
 """Level of vLLM's log, unless the user sets another one."""
 _LEVEL_AT_IMPORT = os.environ.get("VLLM_LOGGING_LEVEL", QUIET)
-ASKED_LEVEL = "" if _LEVEL_AT_IMPORT == QUIET else _LEVEL_AT_IMPORT
+USER_LOG_LEVEL = "" if _LEVEL_AT_IMPORT == QUIET else _LEVEL_AT_IMPORT
 """Log level that the user has set; "" if none. It is read once, at import, since another thread may set the variable
 later within a block.
 
@@ -44,14 +44,14 @@ _ENVIRONMENT_LOCK = threading.RLock()
 
 SILENCE_S = 120.0
 """Seconds that the process may take no CPU time while calls wait for it. This is far longer than a slow disk read."""
-_LOOKS = 20
+_CHECKS = 20
 """Number of checks within the allowed time."""
 
 
 def get_log_variables() -> Mapping[str, str]:
     """Return the variables that vLLM and torch read at import. A VLLM_LOGGING_LEVEL of the user is kept."""
-    if ASKED_LEVEL:
-        return {"VLLM_LOGGING_LEVEL": ASKED_LEVEL, "VLLM_NO_USAGE_STATS": "1"}
+    if USER_LOG_LEVEL:
+        return {"VLLM_LOGGING_LEVEL": USER_LOG_LEVEL, "VLLM_NO_USAGE_STATS": "1"}
     return {
         "VLLM_LOGGING_LEVEL": QUIET,
         "VLLM_NO_USAGE_STATS": "1",
@@ -107,8 +107,8 @@ def get_preload_variables(packages: Path) -> Mapping[str, str]:
     # One version of each library is enough; the alias has no space.
     openmp = [*packages.glob("torch.libs/libgomp*.so*"), *packages.glob("torch/lib/libgomp*.so*")]
     allocator = [*packages.glob("vllm/libs/libtcmalloc*.so*")]
-    found = [make_short_alias(packages) / path.relative_to(packages) for path in (*openmp[:1], *allocator[:1])]
-    return {"LD_PRELOAD": ":".join([*filter(None, [os.environ.get("LD_PRELOAD")]), *map(str, found)])}
+    libraries = [make_short_alias(packages) / path.relative_to(packages) for path in (*openmp[:1], *allocator[:1])]
+    return {"LD_PRELOAD": ":".join([*filter(None, [os.environ.get("LD_PRELOAD")]), *map(str, libraries)])}
 
 
 @contextmanager
@@ -120,8 +120,8 @@ def open_socket_folder() -> Iterator[Mapping[str, str]]:
     root = Path(tempfile.gettempdir())
     with open_private_folder(root, "repl-rl-sockets-") as folder:
         # Linux refuses a socket whose path is too long.
-        short = root if len(os.fsencode(folder)) <= _LONGEST_FOLDER else make_short_alias(root)
-        yield {"VLLM_RPC_BASE_PATH": str(short / folder.name)}
+        short_root = root if len(os.fsencode(folder)) <= _LONGEST_FOLDER else make_short_alias(root)
+        yield {"VLLM_RPC_BASE_PATH": str(short_root / folder.name)}
 
 
 @cache
@@ -150,21 +150,21 @@ class PendingCalls:
             self.count -= 1
 
 
-async def kill_when_silent(processes: Sequence[int], waiting: PendingCalls, silence_s: float) -> None:
+async def kill_when_silent(processes: Sequence[int], pending: PendingCalls, silence_s: float) -> None:
     """Watch vLLM's processes. Kill them once calls wait and they take no CPU time for `silence_s` seconds.
 
     vLLM then notices the death as any other. Runs until it is cancelled or has killed the processes. A long prefill
     takes CPU time, even if a GPU computes it, so it is never interrupted.
     """
-    used, since_s = _read_cpu_ticks(processes), time.monotonic()
+    cpu_ticks, since_s = _read_cpu_ticks(processes), time.monotonic()
     while True:
-        await asyncio.sleep(silence_s / _LOOKS)
+        await asyncio.sleep(silence_s / _CHECKS)
         now = _read_cpu_ticks(processes)
         # No call waits, or the processes made progress: restart the clock.
-        if not waiting.count or now != used:
-            used, since_s = now, time.monotonic()
+        if not pending.count or now != cpu_ticks:
+            cpu_ticks, since_s = now, time.monotonic()
         elif time.monotonic() - since_s >= silence_s:
-            log.error("vLLM's process stood still for %g s; it is ended", silence_s)
+            log.error("vLLM's process made no progress for %g s; it is killed", silence_s)
             for process in processes:
                 _kill_process(process)
             return
@@ -203,23 +203,23 @@ class SleepMode:
     Sleep of level 1 moves weights to the host's memory and drops keys and values.
     """
 
-    def __init__(self, llm: SleepableLLM, wanted: bool) -> None:
-        """Take vLLM, awake. False as `wanted` disables both methods."""
+    def __init__(self, llm: SleepableLLM, enabled: bool) -> None:
+        """Take vLLM, awake. False as `enabled` disables both methods."""
         self._llm = llm
-        self._wanted = wanted
+        self._enabled = enabled
         self._asleep = False
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def enter(self) -> None:
         """Put vLLM to sleep. No session may be open."""
-        async with self._turn:
-            if self._wanted and not self._asleep:
+        async with self._lock:
+            if self._enabled and not self._asleep:
                 await self._llm.sleep(level=1)
                 self._asleep = True
 
     async def wake(self) -> None:
         """Wake vLLM, if it sleeps."""
-        async with self._turn:
+        async with self._lock:
             if self._asleep:
                 await self._llm.wake_up()
                 self._asleep = False

@@ -105,9 +105,9 @@ class PolicyWorkerExtension:
         if quiet and _stderr is None:
             # Redirect the descriptor, since native code writes to it directly.
             _stderr = os.dup(2)
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, 2)
-            os.close(nowhere)
+            devnull = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(devnull, 2)
+            os.close(devnull)
         elif not quiet and _stderr is not None:
             os.dup2(_stderr, 2)
             os.close(_stderr)
@@ -180,12 +180,12 @@ def repack_tied_outputs(model: torch.nn.Module) -> None:
     vLLM's CPU kernels multiply by a packed copy of the output layer. A tied checkpoint has no weights of that name, so
     a reload packs the embedding only. Without this function the output layer silently keeps the old policy.
     """
-    seen: dict[int, VocabParallelEmbedding] = {}
+    first_modules: dict[int, VocabParallelEmbedding] = {}
     for module in model.modules():
         if not isinstance(module, VocabParallelEmbedding):
             continue
         # The first module of a storage is the embedding, which the reload has packed.
-        first = seen.setdefault(module.weight.data_ptr(), module)
+        first = first_modules.setdefault(module.weight.data_ptr(), module)
         if first is not module and isinstance(module.quant_method, UnquantizedEmbeddingMethod):
             module.quant_method.process_weights_after_loading(module)
 

@@ -11,7 +11,7 @@ from repl_rl.errors import ConfigError
 _Z = 1.959963984540054
 """97.5 % quantile of the normal distribution."""
 _RESAMPLES = 2000
-_FEW = 20
+_MIN_BOOTSTRAP = 20
 """Number of values below which no bootstrap is used. With few values it is too narrow if they happen to agree."""
 
 
@@ -75,10 +75,10 @@ def compute_bootstrap_interval(values: Sequence[float], seed: int = 0) -> Interv
         raise ConfigError("values", 0, "an estimate needs at least 1")
     rng = random.Random(seed)
     means = sorted(fmean(rng.choices(values, k=len(values))) for _ in range(_RESAMPLES))
-    at = round(0.025 * _RESAMPLES)
+    index = round(0.025 * _RESAMPLES)
     mean = fmean(values)
     # In tiny samples the mean may lie outside the percentiles by a rounding error.
-    return Interval(mean, min(mean, means[at]), max(mean, means[-1 - at]))
+    return Interval(mean, min(mean, means[index]), max(mean, means[-1 - index]))
 
 
 def compute_bounded_mean_interval(values: Sequence[float], low: float = 0.0, high: float = 1.0) -> Interval:
@@ -99,9 +99,9 @@ def compute_bounded_mean_interval(values: Sequence[float], low: float = 0.0, hig
     bounds = set(values) <= {low, high}
     # All equal: bound the share of other tasks, each as far away as possible.
     if min(values) == max(values) and not bounds:
-        others = _compute_score_interval(0.0, len(values)).high
-        return Interval(mean, mean - others * (mean - low), mean + others * (high - mean))
-    if len(values) >= _FEW and not bounds:
+        differing_share = _compute_score_interval(0.0, len(values)).high
+        return Interval(mean, mean - differing_share * (mean - low), mean + differing_share * (high - mean))
+    if len(values) >= _MIN_BOOTSTRAP and not bounds:
         return compute_bootstrap_interval(values)
     # Scale to [0, 1], where the mean is a share.
     score = _compute_score_interval((mean - low) / width, len(values))

@@ -66,17 +66,17 @@ class TaskResult:
 def build_task_result(task: Task, sampled: Sequence[Trajectory], greedy: Sequence[Trajectory]) -> TaskResult:
     """Return the result of one task from its sampled and greedy rollouts."""
     # A rollout that failed on our side says nothing about the policy.
-    sound = [t for t in sampled if t.failure is None]
-    first = next((t for t in greedy if t.failure is None), None)
+    valid = [t for t in sampled if t.failure is None]
+    greedy_rollout = next((t for t in greedy if t.failure is None), None)
     return TaskResult(
         task_id=task.id,
         family=task.family,
-        rollouts=len(sound),
-        solved=sum(t.solved for t in sound),
-        greedy=first.solved if first is not None else None,
-        lines=sum(1 for t in sound for _ in t.executions),
-        error_lines=sum(e.status.is_error for t in sound for e in t.executions),
-        faults=len(sampled) + len(greedy) - len(sound) - sum(t.failure is None for t in greedy),
+        rollouts=len(valid),
+        solved=sum(t.solved for t in valid),
+        greedy=greedy_rollout.solved if greedy_rollout is not None else None,
+        lines=sum(1 for t in valid for _ in t.executions),
+        error_lines=sum(e.status.is_error for t in valid for e in t.executions),
+        faults=len(sampled) + len(greedy) - len(valid) - sum(t.failure is None for t in greedy),
     )
 
 
@@ -306,7 +306,10 @@ def run_evaluation(source: RolloutClient, tasks: Sequence[Task]) -> Study:
     """
     sampled, greedy = source.sample(tasks), source.sample(tasks, temperature=0.0)
     return Study(
-        tuple(build_task_result(task, [one], [other]) for task, one, other in zip(tasks, sampled, greedy, strict=True))
+        tuple(
+            build_task_result(task, [sampled_rollout], [greedy_rollout])
+            for task, sampled_rollout, greedy_rollout in zip(tasks, sampled, greedy, strict=True)
+        )
     )
 
 
@@ -326,15 +329,15 @@ class EvaluationFolder:
     def _validate_same_evaluation(self) -> None:
         # A link is followed, because the folder behind it is the one that is written.
         path = resolve_link(EVALUATION.name, self.path)
-        kept = path / "config.toml"
-        said = _read_settings(kept) if kept.is_file() else self._config_toml
-        if said != self._config_toml:
-            differing = sorted(set(said.splitlines()) ^ set(self._config_toml.splitlines()))
+        config_file = path / "config.toml"
+        settings = _read_settings(config_file) if config_file.is_file() else self._config_toml
+        if settings != self._config_toml:
+            differing = sorted(set(settings.splitlines()) ^ set(self._config_toml.splitlines()))
             remedy = f"it holds an evaluation with other settings ({'; '.join(differing)}); name another folder"
             raise ConfigError("evaluation folder", str(path), remedy)
         if path.exists() and not path.is_dir():
             raise ConfigError("evaluation folder", str(path), "it is no folder; name another one")
-        if not kept.is_file() and path.exists() and list_contents(path):
+        if not config_file.is_file() and path.exists() and list_contents(path):
             raise ConfigError("evaluation folder", str(path), "it holds something else; name a new folder")
 
     @contextmanager
@@ -363,12 +366,12 @@ class EvaluationFolder:
         file = self._get_chunk_path(kind, portion)
         if not file.exists():
             return None
-        found = list(read_trajectories(file))
+        trajectories = list(read_trajectories(file))
         # The task file may have changed although the settings are equal.
-        if [t.task_id for t in found] != [task.id for task in tasks]:
+        if [t.task_id for t in trajectories] != [task.id for task in tasks]:
             remedy = "its tasks are not those of this evaluation; name another folder"
             raise ConfigError("evaluation file", str(file), remedy)
-        return found
+        return trajectories
 
     def store_chunk(self, kind: str, portion: int, trajectories: Sequence[Trajectory]) -> None:
         """Store a portion atomically.
@@ -379,8 +382,8 @@ class EvaluationFolder:
         with catch_os_errors("evaluation folder", self.path, then=", then give the command again"):
             self.path.mkdir(parents=True, exist_ok=True)
             write_text_atomically(self.path / "config.toml", self._config_toml)
-            with replace_file_atomically(self._get_chunk_path(kind, portion)) as torn:
-                append_records(torn, trajectories)
+            with replace_file_atomically(self._get_chunk_path(kind, portion)) as unfinished:
+                append_records(unfinished, trajectories)
 
     def _get_chunk_path(self, kind: str, portion: int) -> Path:
         return self.path / kind / f"{portion:06d}.jsonl.gz"
@@ -412,17 +415,19 @@ def play_all(
     `progress` is called with the number of finished tasks.
     """
     if samples < 1:
-        raise ConfigError("samples", samples, "play at least 1 rollout a task")
+        raise ConfigError("samples", samples, "play at least 1 rollout per task")
     results: list[TaskResult] = []
     for portion, start in enumerate(range(0, len(tasks), PORTION_TASKS)):
-        part = tasks[start : start + PORTION_TASKS]
+        portion_tasks = tasks[start : start + PORTION_TASKS]
         # Keep all rollouts of a task in one portion, because their seeds count from the first one.
         sampled = _play_or_load_chunk(
-            "rollouts", portion, [task for task in part for _ in range(samples)], 1.0, play, folder
+            "rollouts", portion, [task for task in portion_tasks for _ in range(samples)], 1.0, play, folder
         )
-        greedily = _play_or_load_chunk("greedy", portion, part, 0.0, play, folder) if greedy else ()
-        for n, task in enumerate(part):
-            results.append(build_task_result(task, sampled[n * samples : (n + 1) * samples], greedily[n : n + 1]))
+        greedy_rollouts = _play_or_load_chunk("greedy", portion, portion_tasks, 0.0, play, folder) if greedy else ()
+        for n, task in enumerate(portion_tasks):
+            results.append(
+                build_task_result(task, sampled[n * samples : (n + 1) * samples], greedy_rollouts[n : n + 1])
+            )
         progress(len(results))
     return Study(tuple(results))
 
@@ -432,10 +437,10 @@ def _play_or_load_chunk(
 ) -> Sequence[Trajectory]:
     """Return a stored portion, or play it and store it. Without a folder, nothing is stored."""
     # A stored portion is complete, because it is written atomically.
-    kept = folder.load_chunk(kind, portion, tasks) if folder else None
-    if kept is not None:
-        return kept
-    played = play(tasks, temperature)
+    stored = folder.load_chunk(kind, portion, tasks) if folder else None
+    if stored is not None:
+        return stored
+    trajectories = play(tasks, temperature)
     if folder:
-        folder.store_chunk(kind, portion, played)
-    return played
+        folder.store_chunk(kind, portion, trajectories)
+    return trajectories

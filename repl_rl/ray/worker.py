@@ -25,8 +25,8 @@ from repl_rl.models.safetensors_index import INDEX, WHOLE, list_checkpoint_files
 from repl_rl.rollout.concurrent_rollouts import Rollouts, sample_probe_line
 from repl_rl.rollout.prefetch_rollouts import Prefetched
 from repl_rl.rollout.retry import BatchResult
+from repl_rl.rollout.rollout_stats import RolloutStats, RuntimeInfo
 from repl_rl.rollout.sync_rollouts import ModifyRollouts
-from repl_rl.rollout.throughput_stats import RolloutStats, RuntimeInfo
 from repl_rl.tasks import Task
 from repl_rl.trajectory.trajectory import Trajectory
 from repl_rl.utils.atomic_files import open_private_folder

@@ -28,7 +28,7 @@ from repl_rl.ray.worker import (
     list_weight_files,
 )
 from repl_rl.rollout.retry import BatchResult
-from repl_rl.rollout.throughput_stats import RuntimeInfo
+from repl_rl.rollout.rollout_stats import RuntimeInfo
 
 T = TypeVar("T")
 

@@ -2,9 +2,9 @@
 
 from repl_rl.judges import load_group_judges
 from repl_rl.rollout.concurrent_rollouts import Rollouts
+from repl_rl.rollout.rollout_stats import RuntimeInfo
 from repl_rl.rollout.sampler_base import ReplSampler, RolloutSampler
 from repl_rl.rollout.sync_rollouts import RolloutClient, SyncRollouts
-from repl_rl.rollout.throughput_stats import RuntimeInfo
 
 __all__ = [
     "ReplSampler",

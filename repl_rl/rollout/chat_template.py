@@ -22,21 +22,21 @@ Message = Mapping[str, object]
 
 APPLY_S = 5.0
 """CPU time limit to format one conversation, seconds. A usual template takes a thousandth of a second."""
-_MOST_CHARS = 1 << 24
+_MAX_CHARS = 1 << 24
 """Characters that a template may write in addition to the messages."""
 _CLOCK = "strftime_now"
 """Name of the function with which templates read the clock."""
 _PROBE = "REPLRLPROBEQ"
 _MARKERS = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
 """Tags around trained text; only transformers can parse them."""
-_GIVEN = ("messages", "raise_exception", _CLOCK)
+_ALWAYS_PASSED = ("messages", "raise_exception", _CLOCK)
 _log = logging.getLogger(__name__)
 
 
 def reads_clock(folder: Path) -> bool:
     """Return True if a chat template in a model folder writes the date or the time."""
-    named = ("*.jinja", "tokenizer_config.json", "chat_template.json", "additional_chat_templates/*.jinja")
-    files = [file for pattern in named for file in folder.glob(pattern)]
+    patterns = ("*.jinja", "tokenizer_config.json", "chat_template.json", "additional_chat_templates/*.jinja")
+    files = [file for pattern in patterns for file in folder.glob(pattern)]
     return any(_CLOCK in file.read_text(encoding="utf-8", errors="replace") for file in files)
 
 
@@ -86,9 +86,9 @@ class ChatTemplate:
         # An argument that the template ignores would have no effect: refuse it.
         for key, value in self.kwargs.items():
             if key not in self.variable_names:
-                known = f"it reads {', '.join(sorted(self.variable_names))}" if self.variable_names else "it reads none"
+                hint = f"it reads {', '.join(sorted(self.variable_names))}" if self.variable_names else "it reads none"
                 raise ConfigError(
-                    f"chat.{key}", value, f"the {self.name} does not read it, so it has no effect; {known}"
+                    f"chat.{key}", value, f"the {self.name} does not read it, so it has no effect; {hint}"
                 )
 
     @property
@@ -125,8 +125,8 @@ class ChatTemplate:
         """
         if not self._gives_ids:
             return None
-        said = [dict(message) for message in messages]
-        return tuple(self.tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=False))
+        conversation = [dict(message) for message in messages]
+        return tuple(self.tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=False))
 
     def _apply(self, messages: Sequence[Message], open_turn: bool, tools: Sequence[Mapping[str, object]] | None) -> str:
         names = {
@@ -139,10 +139,10 @@ class ChatTemplate:
             **self.kwargs,
         }
         # The limit grows with the messages, which may be long themselves.
-        most = _MOST_CHARS + 4 * sum(len(str(message.get("content"))) for message in messages)
+        max_chars = _MAX_CHARS + 4 * sum(len(str(message.get("content"))) for message in messages)
 
         def apply() -> str:
-            return self._environment.render(self.tokenizer.get_chat_template(tools=names["tools"]), names, most)
+            return self._environment.render(self.tokenizer.get_chat_template(tools=names["tools"]), names, max_chars)
 
         # A template is foreign code that may never end: bound its CPU time.
         try:
@@ -150,7 +150,7 @@ class ChatTemplate:
         except TooLarge as error:
             raise ConfigError(self.name, str(error), "it writes more than a model reads; use another") from error
         except TimeoutError as error:
-            raise ConfigError(self.name, f"over {APPLY_S:g} s", "it comes to no end; use another model") from error
+            raise ConfigError(self.name, f"over {APPLY_S:g} s", "it does not end; use another model") from error
         except MemoryError as error:
             raise ConfigError(self.name, "out of memory", "it writes more than fits; use another model") from error
 
@@ -162,7 +162,7 @@ class ChatTemplate:
         """
         if messages and messages[0]["role"] == "system" and not self._takes_system:
             messages = _fold_system_message(messages)
-        return [self._split_into_parts(each) for each in messages] if self._wants_parts else messages
+        return [self._split_into_parts(message) for message in messages] if self._wants_parts else messages
 
     @staticmethod
     def _split_into_parts(message: Message) -> Message:
@@ -185,12 +185,12 @@ class ChatTemplate:
 
         The log reports this once.
         """
-        asked: list[Message] = [{"role": "system", "content": _PROBE}, {"role": "user", "content": "?"}]
-        tried = [
-            [self._split_into_parts(each) for each in way] if self._wants_parts else way
-            for way in (asked, _fold_system_message(asked))
+        messages: list[Message] = [{"role": "system", "content": _PROBE}, {"role": "user", "content": "?"}]
+        variants = [
+            [self._split_into_parts(message) for message in variant] if self._wants_parts else variant
+            for variant in (messages, _fold_system_message(messages))
         ]
-        if self._renders_all(tried[0]) or not self._renders_all(tried[1]):
+        if self._renders_all(variants[0]) or not self._renders_all(variants[1]):
             return True
         _log.warning("the %s takes no system message: its text goes before the first question", self.name)
         return False
@@ -207,17 +207,17 @@ class ChatTemplate:
     @cached_property
     def variable_names(self) -> frozenset[str]:
         """Names that the template reads, except the messages and the arguments that every template gets."""
-        found = self.tokenizer.chat_template
-        if self._gives_ids or not found:
+        templates = self.tokenizer.chat_template
+        if self._gives_ids or not templates:
             return frozenset()
-        texts = found.values() if isinstance(found, dict) else [found]
-        given = {*inspect.signature(self.tokenizer.apply_chat_template).parameters, *_GIVEN}
+        texts = templates.values() if isinstance(templates, dict) else [templates]
+        always_passed = {*inspect.signature(self.tokenizer.apply_chat_template).parameters, *_ALWAYS_PASSED}
         try:
             names = {name for text in texts for name in _find_template_variables(text)}
         except (TemplateError, RecursionError) as error:
             raise ConfigError(self.name, str(error), "it is not a template of Jinja; use another model") from error
         # The tokenizer passes its special tokens, such as `bos_token`.
-        return frozenset(name for name in names - given if not name.endswith("_token"))
+        return frozenset(name for name in names - always_passed if not name.endswith("_token"))
 
 
 def _fold_system_message(messages: Sequence[Message]) -> Sequence[Message]:
@@ -238,9 +238,9 @@ def _find_template_variables(text: str) -> set[str]:
     assigned = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "store"}
     parameters = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "param"}
     # A name that is tested for existence is an argument, even if the template assigns a default to it.
-    asked = {
-        each.node.name
-        for each in tree.find_all((nodes.Test, nodes.Filter))
-        if each.name in ("defined", "undefined", "default", "d") and isinstance(each.node, nodes.Name)
+    tested = {
+        test.node.name
+        for test in tree.find_all((nodes.Test, nodes.Filter))
+        if test.name in ("defined", "undefined", "default", "d") and isinstance(test.node, nodes.Name)
     }
-    return meta.find_undeclared_variables(tree) - (assigned - asked) - parameters - set(parser.globals)
+    return meta.find_undeclared_variables(tree) - (assigned - tested) - parameters - set(parser.globals)

@@ -32,8 +32,8 @@ from repl_rl.rollout.retry import (
     play_with_retries,
 )
 from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.rollout.rollout_stats import PreemptionTracker, RuntimeInfo, compute_step_metrics
 from repl_rl.rollout.sampler_base import RolloutSampler
-from repl_rl.rollout.throughput_stats import PreemptionTracker, RuntimeInfo, compute_step_metrics
 from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.sandbox.base import Sandbox
 from repl_rl.tasks import Task
@@ -42,7 +42,7 @@ from repl_rl.trajectory.trajectory_builder import UNFOLLOWED, EpisodeRecorder, R
 
 _CANCEL_S = 5.0
 """Time for a cancelled sampler to clean up, and time limit of `on_end`, seconds."""
-_NEWEST = 0.2
+_NEWEST_WEIGHT = 0.2
 """Weight of the newest rollout in the mean of its family."""
 _log = logging.getLogger(__name__)
 
@@ -55,9 +55,9 @@ class LengthEstimator:
 
     def update(self, task: Task, trajectory: Trajectory) -> None:
         """Include one finished rollout."""
-        taken = len(trajectory.completion_ids)
-        before = self._mean.get(task.family, taken)
-        self._mean[task.family] = before + _NEWEST * (taken - before)
+        tokens = len(trajectory.completion_ids)
+        mean = self._mean.get(task.family, tokens)
+        self._mean[task.family] = mean + _NEWEST_WEIGHT * (tokens - mean)
 
     def state_dict(self) -> str:
         """Return the means as JSON."""
@@ -111,19 +111,17 @@ class SamplerHooks:
             return None
         self.started = False
         name = f"{type(self.sampler).__name__}.on_end"
-        ending = asyncio.create_task(self.sampler.on_end(rollout, result), name=name)
+        task = asyncio.create_task(self.sampler.on_end(rollout, result), name=name)
         try:
             # Unlike `wait_for`, this returns on time even if the hook swallows its cancellation.
-            await asyncio.wait({ending}, timeout=_CANCEL_S)
+            await asyncio.wait({task}, timeout=_CANCEL_S)
         except asyncio.CancelledError:
-            await asyncio.wait({ending}, timeout=_CANCEL_S)  # the hook may still finish
+            await asyncio.wait({task}, timeout=_CANCEL_S)  # the hook may still finish
             raise
         finally:
-            ending.cancel()
+            task.cancel()
         error = (
-            _get_user_error(name, ending)
-            if ending.done()
-            else UserCodeError(f"{name} took longer than {_CANCEL_S:g} s")
+            _get_user_error(name, task) if task.done() else UserCodeError(f"{name} took longer than {_CANCEL_S:g} s")
         )
         if error is not None and isinstance(result, BaseException):
             _log.warning("rollout %s: %s", rollout, error)
@@ -138,27 +136,29 @@ class SamplerHooks:
         It runs in a separate task, so that a hook that swallows its cancellation can be abandoned.
         """
         name = f"{type(self.sampler).__name__}.{hook}"
-        running = asyncio.create_task(work, name=name)
-        running.add_done_callback(lambda done: done.cancelled() or done.exception())  # marks the error as retrieved
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(
+            lambda finished: finished.cancelled() or finished.exception()
+        )  # marks the error as retrieved
         try:
-            await asyncio.wait({running}, timeout=self.timeout_s)
-            if not running.done():
+            await asyncio.wait({task}, timeout=self.timeout_s)
+            if not task.done():
                 episode.finish(Stop.WALL_CLOCK)
         finally:
             # Timed out, or cancelled from outside: give the hook time to clean up.
-            if not running.done():
-                running.cancel()
-                await asyncio.wait({running}, timeout=_CANCEL_S)
-        if not running.done():
-            raise UserCodeError(f"{name} goes on after it was cancelled; let asyncio.CancelledError pass")
-        error = _get_user_error(name, running)
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task}, timeout=_CANCEL_S)
+        if not task.done():
+            raise UserCodeError(f"{name} still runs after its cancellation; let asyncio.CancelledError pass")
+        error = _get_user_error(name, task)
         if error is not None:
             raise error from error.__cause__
 
 
-def _get_user_error(name: str, done: "asyncio.Task[None]") -> ReplRLError | RolloutFailure | None:
+def _get_user_error(name: str, task: "asyncio.Task[None]") -> ReplRLError | RolloutFailure | None:
     """Return the error of user code as one of ours, or None if the code returned or was cancelled."""
-    error = None if done.cancelled() else done.exception()
+    error = None if task.cancelled() else task.exception()
     # The sampler may let errors of the engine and the console pass.
     if isinstance(error, ReplRLError | RolloutFailure) and not isinstance(error, ConfigError):
         return error
@@ -167,11 +167,11 @@ def _get_user_error(name: str, done: "asyncio.Task[None]") -> ReplRLError | Roll
     if error is None:
         return None
     if isinstance(error, SetupError):  # not caused by the sampler
-        found = UserCodeError(str(error))
+        user_error = UserCodeError(str(error))
     else:
-        found = UserCodeError(f"{name}: {error}" if isinstance(error, ConfigError) else f"{name} raised {error!r}")
-    found.__cause__ = error
-    return found
+        user_error = UserCodeError(f"{name}: {error}" if isinstance(error, ConfigError) else f"{name} raised {error!r}")
+    user_error.__cause__ = error
+    return user_error
 
 
 @keeps_old_names
@@ -215,10 +215,10 @@ class Rollouts:
 
     def __post_init__(self) -> None:
         # Different forbidden ids mean different distributions of engine and trainer.
-        theirs, ours = self.engine.forbidden_ids, self.renderer.forbidden_ids
-        if theirs != ours:
-            remedy = f"the renderer forbids {len(ours)}; give open_engine(forbidden_ids=renderer.forbidden_ids)"
-            raise ConfigError(f"forbidden ids of engine {self.engine.name}", len(theirs), remedy)
+        engine_ids, renderer_ids = self.engine.forbidden_ids, self.renderer.forbidden_ids
+        if engine_ids != renderer_ids:
+            remedy = f"the renderer forbids {len(renderer_ids)}; give open_engine(forbidden_ids=renderer.forbidden_ids)"
+            raise ConfigError(f"forbidden ids of engine {self.engine.name}", len(engine_ids), remedy)
 
     @property
     def preemptions(self) -> PreemptionStats | None:
@@ -258,47 +258,49 @@ class Rollouts:
             UnrecoverableError: the engine died repeatedly, or every rollout lost its console in each attempt.
             EngineError, InvariantError: all rollouts are cancelled.
         """
-        part = await self.collect_ungraded(tasks, temperature, early)
-        check_failures(part, self.sandbox.name)
-        return await apply_group_judges(self.group_judges, tasks, part.trajectories)
+        batch = await self.collect_ungraded(tasks, temperature, early)
+        check_failures(batch, self.sandbox.name)
+        return await apply_group_judges(self.group_judges, tasks, batch.trajectories)
 
     async def collect_ungraded(
         self, tasks: Sequence[Task], temperature: float = 1.0, early: Prefetched | None = None
     ) -> BatchResult:
         """Play rollouts as `collect` does, but only note failed ones, and run no group judge."""
-        before = self.preemptions or PreemptionStats()
+        earlier_preemptions = self.preemptions or PreemptionStats()
         batch = early or Prefetched(self.engine.policy_step, asyncio.Semaphore(self.concurrency))
-        ended = dict(batch.finished_rollouts)
+        finished = dict(batch.finished_rollouts)
         counts: dict[str, int] = {}
-        origins = []
+        specs = []
         # The index counts the rollouts of one task; id and seed follow from it.
         for task in tasks:
             index = counts[task.id] = counts.get(task.id, -1) + 1
-            origins.append(self._make_spec(task, index, temperature, batch.policy_step))
+            specs.append(self._make_spec(task, index, temperature, batch.policy_step))
         notes = BatchNotes()
         # Start the longest rollouts first; `batch.slots` limits the number that run.
         async with open_task_group() as rollouts:
             running = {
-                index: rollouts.create_task(self._run_with_retries(origins[index], temperature, batch.slots, notes))
+                index: rollouts.create_task(self._run_with_retries(specs[index], temperature, batch.slots, notes))
                 for index in self.length_estimator.sort_longest_first(tasks)
-                if index not in ended
+                if index not in finished
             }
             # Note each rollout as soon as it ends, so that a checkpoint taken meanwhile includes it.
             for index, rollout in running.items():
                 rollout.add_done_callback(partial(batch.record_result, index))
-        played = [ended[index] if index in ended else running[index].result() for index in range(len(tasks))]
+        trajectories = [
+            finished[index] if index in finished else running[index].result() for index in range(len(tasks))
+        ]
         if early is None:  # otherwise rollouts of other steps run too, and their caller does this
-            self.preemption_tracker.last_batch = (self.preemptions or PreemptionStats()).subtract(before)
-            self.learn_lengths(tasks, played)
-        return BatchResult(tuple(played), notes)
+            self.preemption_tracker.last_batch = (self.preemptions or PreemptionStats()).subtract(earlier_preemptions)
+            self.learn_lengths(tasks, trajectories)
+        return BatchResult(tuple(trajectories), notes)
 
-    def learn_lengths(self, tasks: Sequence[Task], played: Sequence[Trajectory]) -> None:
+    def learn_lengths(self, tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> None:
         """Update the length estimates with finished rollouts.
 
         The caller of prefetched rollouts does this once their step comes. The order of rollouts started meanwhile then
         does not depend on timing, and a resumed run counts no rollout twice.
         """
-        for task, trajectory in zip(tasks, played, strict=True):
+        for task, trajectory in zip(tasks, trajectories, strict=True):
             self.length_estimator.update(task, trajectory)
 
     async def collect_group(
@@ -306,17 +308,19 @@ class Rollouts:
     ) -> BatchResult:
         """Play all rollouts of one task, group judges included. Failed rollouts are only noted."""
         tasks = [task] * size
-        part = await self.collect_ungraded(tasks, temperature, early)
-        judged = await apply_group_judges(self.group_judges, tasks, part.trajectories)
+        batch = await self.collect_ungraded(tasks, temperature, early)
+        trajectories = await apply_group_judges(self.group_judges, tasks, batch.trajectories)
         return replace(
-            part, trajectories=tuple(judged), ungraded_trajectories=part.trajectories if self.group_judges else ()
+            batch,
+            trajectories=tuple(trajectories),
+            ungraded_trajectories=batch.trajectories if self.group_judges else (),
         )
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """Return the metrics of the last collected step: those of the sampler, and those of `compute_step_metrics`."""
-        preempted = None if self.preemptions is None else self.preemption_tracker.last_batch.preempted
+        preemptions = None if self.preemptions is None else self.preemption_tracker.last_batch.preempted
         return compute_step_metrics(
-            self.sampler, self.limits, bool(self.host_functions), trajectories, preempted, self.faults
+            self.sampler, self.limits, bool(self.host_functions), trajectories, preemptions, self.faults
         )
 
     def _make_spec(self, task: Task, index: int, temperature: float, step: int) -> RolloutSpec:
@@ -334,14 +338,14 @@ class Rollouts:
         """Return the prompt of every rollout of `task` at a nesting `depth`; a top-level rollout has depth 0."""
         version = ".".join(map(str, self.sandbox.python_version))
         # The policy sees only the host functions that it can call at this depth.
-        shown = replace(
+        declared_task = replace(
             task,
             question=add_function_declarations(
                 task.question, [f.declaration for f in self._get_offered_functions(depth)]
             ),
         )
         try:
-            return self.sampler.prompt(shown, self.renderer, self.template, version)
+            return self.sampler.prompt(declared_task, self.renderer, self.template, version)
         except ReplRLError:
             raise
         except Exception as error:
@@ -351,29 +355,29 @@ class Rollouts:
         """See `NestedRolloutRunner.get_model`."""
         return self.host_models[model] if model else HostModel(self.engine, self.renderer)
 
-    def make_nested_spec(self, task: Task, id: str, asked_by: RolloutSpec, depth: int) -> RolloutSpec:
+    def make_nested_spec(self, task: Task, id: str, caller: RolloutSpec, depth: int) -> RolloutSpec:
         """See `NestedRolloutRunner.make_nested_spec`."""
         return RolloutSpec(
-            id, task, self.build_prompt(task, depth), derive_seed(f"{asked_by.seed}/{id}"), asked_by.policy_step
+            id, task, self.build_prompt(task, depth), derive_seed(f"{caller.seed}/{id}"), caller.policy_step
         )
 
     async def _run_with_retries(
-        self, origin: RolloutSpec, temperature: float, places: asyncio.Semaphore, notes: BatchNotes
+        self, spec: RolloutSpec, temperature: float, slots: asyncio.Semaphore, notes: BatchNotes
     ) -> Trajectory:
         """Play a whole rollout, with retries after a fault of ours."""
-        if len(origin.prompt.token_ids) >= self.engine.context_tokens:
-            return make_overlong_trajectory(origin, self.engine.context_tokens, notes)
-        outlived = isinstance(self.engine, HasRestarts)
-        play = partial(self._run_with_hooks, origin, temperature, 0, places)
-        return await play_with_retries(play, notes, self.fault_counts, outlived=outlived)
+        if len(spec.prompt.token_ids) >= self.engine.context_tokens:
+            return make_overlong_trajectory(spec, self.engine.context_tokens, notes)
+        retry_crashes = isinstance(self.engine, HasRestarts)
+        play = partial(self._run_with_hooks, spec, temperature, 0, slots)
+        return await play_with_retries(play, notes, self.fault_counts, retry_crashes=retry_crashes)
 
-    async def run_nested(self, origin: RolloutSpec, temperature: float, depth: int) -> Trajectory:
+    async def run_nested(self, spec: RolloutSpec, temperature: float, depth: int) -> Trajectory:
         """See `NestedRolloutRunner.run_nested`. An error of the sampler fails only this rollout."""
         # A crash of the engine is not retried here: it ends the calling rollout, which starts again as a whole.
-        play = partial(self._run_with_hooks, origin, temperature, depth, nullcontext())
-        return await play_with_retries(play, BatchNotes(), self.fault_counts, outlived=False)
+        play = partial(self._run_with_hooks, spec, temperature, depth, nullcontext())
+        return await play_with_retries(play, BatchNotes(), self.fault_counts, retry_crashes=False)
 
-    async def run_observed(self, origin: RolloutSpec, temperature: float, followed: RolloutObserver) -> Trajectory:
+    async def run_observed(self, spec: RolloutSpec, temperature: float, observer: RolloutObserver) -> Trajectory:
         """Play a rollout that a client follows live.
 
         It is not graded, and never retried, because the client has already received its lines. A failed rollout has its
@@ -382,55 +386,55 @@ class Rollouts:
         Raises:
             EngineError, InvariantError, UserCodeError: as raised by the engine or by a hook of the sampler.
         """
-        return await self._run_with_hooks(origin, temperature, 0, nullcontext(), BatchNotes(), followed)
+        return await self._run_with_hooks(spec, temperature, 0, nullcontext(), BatchNotes(), observer)
 
     async def _run_with_hooks(
         self,
-        origin: RolloutSpec,
+        spec: RolloutSpec,
         temperature: float,
         depth: int,
-        places: AbstractAsyncContextManager[None],
+        slots: AbstractAsyncContextManager[None],
         notes: BatchNotes,
-        followed: RolloutObserver | None = None,
+        observer: RolloutObserver | None = None,
     ) -> Trajectory:
         """Play a rollout between the hooks of its sampler; a top-level rollout (depth 0) is also graded."""
         hooks = SamplerHooks(self.sampler, self.limits.max_wall_s)
         try:
             # The slot is free again before the rollout is graded.
-            async with places:
-                trajectory, claims = await self._run_sampler(origin, temperature, depth, notes, hooks, followed)
-            if depth == 0 and followed is None and trajectory.failure is None:
+            async with slots:
+                trajectory, claims = await self._run_sampler(spec, temperature, depth, notes, hooks, observer)
+            if depth == 0 and observer is None and trajectory.failure is None:
                 trajectory = await grade_or_fail(
-                    grade_trajectory(origin.task, trajectory, claims, self.sandbox), trajectory, notes
+                    grade_trajectory(spec.task, trajectory, claims, self.sandbox), trajectory, notes
                 )
         except BaseException as error:
             # Free the sampler's resources even if the rollout is cancelled or the run stops.
-            await hooks.call_on_end(origin.id, error)
+            await hooks.call_on_end(spec.id, error)
             raise
-        failed = await hooks.call_on_end(origin.id, trajectory)
-        if failed is None or trajectory.failure is not None:
+        hook_error = await hooks.call_on_end(spec.id, trajectory)
+        if hook_error is None or trajectory.failure is not None:
             return trajectory
         # An error of `on_end` drops a rollout that is otherwise fine.
-        notes.errors.append(failed)
-        return replace(trajectory.without_outcome(), stop=Stop.FAULT, failure=Failure.from_error(failed))
+        notes.errors.append(hook_error)
+        return replace(trajectory.without_outcome(), stop=Stop.FAULT, failure=Failure.from_error(hook_error))
 
     async def _run_sampler(
         self,
-        origin: RolloutSpec,
+        spec: RolloutSpec,
         temperature: float,
         depth: int,
         notes: BatchNotes,
         hooks: SamplerHooks,
-        followed: RolloutObserver | None,
+        observer: RolloutObserver | None,
     ) -> tuple[Trajectory, OutcomeClaims]:
         """Sample one rollout, and return it without a grade, with the claims of its sampler."""
-        sampling = Sampling(temperature, origin.seed, nested=depth > 0)
-        stage, offered = HostCallContext(self, origin, temperature, depth, 0), self._get_offered_functions(depth)
-        host, context = HostCallSession(offered, self.host_call_slots, stage), self.engine.context_tokens
+        sampling = Sampling(temperature, spec.seed, nested=depth > 0)
+        call_context, functions = HostCallContext(self, spec, temperature, depth, 0), self._get_offered_functions(depth)
+        host, context = HostCallSession(functions, self.host_call_slots, call_context), self.engine.context_tokens
         async with (
-            self.engine.session(origin.prompt.token_ids, sampling) as session,
+            self.engine.session(spec.prompt.token_ids, sampling) as session,
             Episode(
-                origin, session, self.sandbox, self.renderer, self.limits, context, host, followed or UNFOLLOWED
+                spec, session, self.sandbox, self.renderer, self.limits, context, host, observer or UNFOLLOWED
             ) as episode,
         ):
             # Only these two errors are failures of this rollout alone.
@@ -457,15 +461,15 @@ async def sample_probe_line(rollouts: Rollouts, task: Task) -> Trajectory:
         EngineError: as in the engine's session; the prompt fills the context.
     """
     engine, renderer = rollouts.engine, rollouts.renderer
-    origin = RolloutSpec(
+    spec = RolloutSpec(
         f"{engine.policy_step}-{task.id}-probe", task, rollouts.build_prompt(task), 0, engine.policy_step
     )
-    prompt, most = origin.prompt.token_ids, rollouts.limits.max_line_tokens
+    prompt, max_tokens = spec.prompt.token_ids, rollouts.limits.max_line_tokens
     # A nested session is admitted at once, however full the KV cache is.
-    async with engine.session(prompt, Sampling(seed=origin.seed, nested=True)) as session:
-        chunk = await session.sample((), max_tokens=most, stop_ids=renderer.stop_ids)
-    record = EpisodeRecorder(origin)
-    record.append_line(renderer.make_line(chunk, origin.prompt))
+    async with engine.session(prompt, Sampling(seed=spec.seed, nested=True)) as session:
+        chunk = await session.sample((), max_tokens=max_tokens, stop_ids=renderer.stop_ids)
+    record = EpisodeRecorder(spec)
+    record.append_line(renderer.make_line(chunk, spec.prompt))
     return record.build_trajectory(Stop.FINISHED, 0.0, None, None)
 
 
@@ -479,7 +483,7 @@ async def open_task_group() -> AsyncIterator[asyncio.TaskGroup]:
     try:
         async with asyncio.TaskGroup() as group:
             yield group
-    except ExceptionGroup as failed:
-        failures = failed.exceptions
+    except ExceptionGroup as raised:
+        failures = raised.exceptions
     if failures:
         raise failures[0]  # outside the block above, so that the error keeps its own cause

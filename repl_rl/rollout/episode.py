@@ -72,27 +72,29 @@ async def choose_line(choose: ChooseLine, lines: Sequence[Line]) -> tuple[int, L
     Raises:
         ConfigError: the line does not exist, or the advantages are not one finite number per line.
     """
-    given = choose(lines)
-    choice = await given if inspect.isawaitable(given) else given
+    result = choose(lines)
+    choice = await result if inspect.isawaitable(result) else result
     if not isinstance(choice, Choice) or not 0 <= choice.at < len(lines):
         raise ConfigError("episode.choose(), choice", choice, f"give a Choice among {len(lines)} lines, from 0")
     # Without advantages, no alternative is trained.
     advantages = choice.advantages or (None,) * len(lines)
     if len(advantages) != len(lines):
         raise ConfigError("episode.choose(), advantages", len(advantages), f"give one for each of {len(lines)} lines")
-    others = tuple(
+    alternatives = tuple(
         Alternative(line.token_ids, line.logprobs, line.text, line.end, advantage, line.policy_step)
-        for number, (line, advantage) in enumerate(zip(lines, advantages, strict=True))
-        if number != choice.at
+        for index, (line, advantage) in enumerate(zip(lines, advantages, strict=True))
+        if index != choice.at
     )
-    return choice.at, replace(lines[choice.at], alternatives=others)
+    return choice.at, replace(lines[choice.at], alternatives=alternatives)
 
 
 def choose_by_majority(lines: Sequence[Line]) -> Choice:
     """Choose the line whose text was written most often; the one with the likeliest tokens wins a tie."""
-    often = Counter(line.text for line in lines)
+    counts = Counter(line.text for line in lines)
     # The earliest line wins if all else is equal.
-    return Choice(max(range(len(lines)), key=lambda at: (often[lines[at].text], fmean(lines[at].logprobs), -at)))
+    return Choice(
+        max(range(len(lines)), key=lambda index: (counts[lines[index].text], fmean(lines[index].logprobs), -index))
+    )
 
 
 class RolloutConsole:
@@ -183,9 +185,9 @@ class RolloutConsole:
 
     async def _open_session(self) -> SandboxSession:
         if self._session is None:
-            leased = open_console(self._sandbox, self._task.workspace)
+            opening = open_console(self._sandbox, self._task.workspace)
             try:
-                self._session = await self._resources.enter_async_context(leased)
+                self._session = await self._resources.enter_async_context(opening)
             except SetupError as error:
                 raise SetupError(f"task {self._task.id}: {error.thing}", error.value, error.remedy) from error
             # Functions have to be offered before the first line runs.
@@ -246,7 +248,7 @@ class EpisodeRewards:
         self.outcome_claims = self.outcome_claims.with_claim(value, name, add)
 
 
-_NOTED = frozenset({Stop.ANSWERED, Stop.EOS, Stop.LINE_TOO_LONG, Stop.FAULT})
+_EPISODE_ONLY_STOPS = frozenset({Stop.ANSWERED, Stop.EOS, Stop.LINE_TOO_LONG, Stop.FAULT})
 """Stop reasons that only the episode itself records."""
 
 
@@ -271,8 +273,10 @@ class Termination:
         Raises:
             ConfigError: only the episode itself records `reason`.
         """
-        if reason in _NOTED:
-            raise ConfigError("episode.finish(), reason", str(reason), "it is noted where it happens; leave it out")
+        if reason in _EPISODE_ONLY_STOPS:
+            raise ConfigError(
+                "episode.finish(), reason", str(reason), "only the episode itself records this reason; leave it out"
+            )
         self.end(reason)
 
     def stop_following(self) -> None:
@@ -311,7 +315,12 @@ class Generation:
     """
 
     def __init__(
-        self, engine: EngineSession, renderer: Renderer, prompt: Prompt, room: int, most: int | None = None
+        self,
+        engine: EngineSession,
+        renderer: Renderer,
+        prompt: Prompt,
+        context_left: int,
+        max_tokens: int | None = None,
     ) -> None:
         """Set the token budgets.
 
@@ -319,109 +328,109 @@ class Generation:
             engine: session that samples.
             renderer: builder of lines from sampled ids.
             prompt: prompt of the session.
-            room: number of ids that fit into the context after the prompt.
-            most: number of ids that may be sampled; None means no limit besides `room`.
+            context_left: number of ids that fit into the context after the prompt.
+            max_tokens: number of ids that may be sampled; None means no limit besides `context_left`.
         """
-        self._before: Prompt | Observed | None = prompt
-        self._context = room
-        self._left = room if most is None else most
+        self._preceding: Prompt | Observed | None = prompt
+        self._context_left = context_left
+        self._sampling_left = context_left if max_tokens is None else max_tokens
         self._engine = engine
         self._renderer = renderer
         self._pending: list[int] = []  # ids that the engine has not seen yet
-        self._sampling: int | None = None  # number of ids in the engine before the running call
-        self._newest: asyncio.Task[Chunk] | None = None  # newest of several calls at one position
-        self._found: list[Line] = []  # lines of those calls
+        self._ids_before_call: int | None = None  # number of ids in the engine before the running call
+        self._newest_call: asyncio.Task[Chunk] | None = None  # newest of several calls at one position
+        self._candidates: list[Line] = []  # lines of those calls
 
     @property
     def tokens_left(self) -> int:
         """Number of ids that may still be sampled, limited by the context and by the sampling budget."""
-        return min(self._context, self._left)
+        return min(self._context_left, self._sampling_left)
 
-    def append_observation(self, observed: Observed) -> None:
+    def append_observation(self, observation: Observed) -> None:
         """Append an observation; the engine sees it at the next call."""
-        self.append_sampled(observed.token_ids)
-        self._before = observed
+        self.append_sampled(observation.token_ids)
+        self._preceding = observation
 
     def append_sampled(self, ids: Sequence[int]) -> None:
         """Append ids that were sampled before; the engine sees them at the next call."""
-        self._before = None
+        self._preceding = None
         self._pending.extend(ids)
-        self._context -= len(ids)
+        self._context_left -= len(ids)
 
     @property
     def preceding(self) -> Prompt | Observed | None:
         """Prompt or observation directly before the next line. None means that a sampled line comes before it."""
-        return self._before
+        return self._preceding
 
-    async def sample_line(self, wanted: int, stop_ids: frozenset[int], watch: Watch | None) -> Line:
-        """Sample the next line, of at most `wanted` ids or as many as fit.
+    async def sample_line(self, max_tokens: int, stop_ids: frozenset[int], watch: Watch | None) -> Line:
+        """Sample the next line, of at most `max_tokens` ids or as many as fit.
 
         Raises:
-            ConfigError: `wanted` < 1, or another call is running.
+            ConfigError: `max_tokens` < 1, or another call is running.
             EngineError: see `EngineSession.sample`.
         """
-        budget = self._begin_call(wanted)
+        budget = self._begin_call(max_tokens)
         chunk = await self._engine.sample(self._pending, max_tokens=budget, stop_ids=stop_ids, watch=watch)
         # The call returned, so the engine holds all ids.
-        self._sampling, self._pending = None, []
-        line = self._renderer.make_line(chunk, self._before)
+        self._ids_before_call, self._pending = None, []
+        line = self._renderer.make_line(chunk, self._preceding)
         self._count_sampled(len(chunk.token_ids))
         return line
 
     async def sample_candidates(
-        self, count: int, wanted: int, stop_ids: frozenset[int], watching: MakeWatch
+        self, count: int, max_tokens: int, stop_ids: frozenset[int], make_watch: MakeWatch
     ) -> Sequence[Line]:
         """Sample `count` (>= 1) candidate lines from the same ids; call `choose_candidate` next.
 
         Raises:
-            ConfigError: `count` or `wanted` < 1, or another call is running.
+            ConfigError: `count` or `max_tokens` < 1, or another call is running.
             EngineError: see `EngineSession.sample`.
         """
         if count < 1:
             raise ConfigError("episode.choose(), count", count, "give at least 1")
-        budget, self._found = self._begin_call(wanted), []
+        budget, self._candidates = self._begin_call(max_tokens), []
         for _ in range(count):
             # The engine holds one continuation only: undo the last candidate before it samples another one.
-            if self._newest is not None:
-                await self._engine.undo(self._newest)
-            asked = self._engine.sample(self._pending, max_tokens=budget, stop_ids=stop_ids, watch=watching())
-            self._newest = asyncio.create_task(asked)
-            self._found.append(self._renderer.make_line(await self._newest, self._before))
-        return tuple(self._found)
+            if self._newest_call is not None:
+                await self._engine.undo(self._newest_call)
+            call = self._engine.sample(self._pending, max_tokens=budget, stop_ids=stop_ids, watch=make_watch())
+            self._newest_call = asyncio.create_task(call)
+            self._candidates.append(self._renderer.make_line(await self._newest_call, self._preceding))
+        return tuple(self._candidates)
 
-    async def choose_candidate(self, at: int) -> None:
+    async def choose_candidate(self, index: int) -> None:
         """Continue from one of the lines of `sample_candidates`, chosen by index."""
-        assert self._newest is not None
+        assert self._newest_call is not None
         # The engine still holds the last candidate; the ids of any other one are sent again.
-        if at == len(self._found) - 1:
+        if index == len(self._candidates) - 1:
             self._pending = []
         else:
-            await self._engine.undo(self._newest)
-            self._pending.extend(self._found[at].token_ids)
-        self._sampling = self._newest = None
-        self._count_sampled(len(self._found[at].token_ids))
+            await self._engine.undo(self._newest_call)
+            self._pending.extend(self._candidates[index].token_ids)
+        self._ids_before_call = self._newest_call = None
+        self._count_sampled(len(self._candidates[index].token_ids))
 
     def _count_sampled(self, ids: int) -> None:
-        self._before = None
-        self._context -= ids
-        self._left -= ids
+        self._preceding = None
+        self._context_left -= ids
+        self._sampling_left -= ids
 
-    def _begin_call(self, wanted: int) -> int:
+    def _begin_call(self, max_tokens: int) -> int:
         """Record that a call is running, and return the number of ids that it may sample."""
-        if self._sampling is not None:
-            what = "called while another call is under way, or after one was interrupted"
-            raise ConfigError("episode.sample()", what, "await each call to its end")
-        if wanted < 1:
-            raise ConfigError("max_tokens", wanted, "give at least 1")
+        if self._ids_before_call is not None:
+            state = "called while another call runs, or after one was interrupted"
+            raise ConfigError("episode.sample()", state, "await each call to its end")
+        if max_tokens < 1:
+            raise ConfigError("max_tokens", max_tokens, "give at least 1")
         # This mark stays if the call is interrupted, so that `seen_ids` can leave out its ids.
-        self._sampling = len(self._engine.ids)
-        return min(wanted, self.tokens_left)
+        self._ids_before_call = len(self._engine.ids)
+        return min(max_tokens, self.tokens_left)
 
     @property
     def seen_ids(self) -> Sequence[int]:
         """All ids that the engine received or sampled. Ids of a call that never returned are left out."""
         ids = self._engine.ids
-        return ids if self._sampling is None else ids[: self._sampling]
+        return ids if self._ids_before_call is None else ids[: self._ids_before_call]
 
 
 @keeps_old_names
@@ -430,24 +439,24 @@ class Episode(EpisodeRewards):
 
     def __init__(
         self,
-        origin: RolloutSpec,
+        spec: RolloutSpec,
         engine: EngineSession,
         sandbox: Sandbox,
         renderer: Renderer,
         limits: RolloutLimits,
         context_tokens: int,
         host: HostCallSession | None = None,
-        followed: RolloutObserver = UNFOLLOWED,
+        observer: RolloutObserver = UNFOLLOWED,
     ) -> None:
-        super().__init__(EpisodeRecorder(origin, followed))
+        super().__init__(EpisodeRecorder(spec, observer))
         self.renderer = renderer
         """Owner of the tokenizer, for samplers that splice a model's chat format."""
         self.limits = limits
-        room = context_tokens - len(origin.prompt.token_ids)
-        self._writer = Generation(engine, renderer, origin.prompt, room, followed.max_tokens)
+        context_left = context_tokens - len(spec.prompt.token_ids)
+        self._generation = Generation(engine, renderer, spec.prompt, context_left, observer.max_tokens)
         self._sandbox = sandbox
-        self._console = RolloutConsole(sandbox, origin.task, host)
-        self._ending = Termination()
+        self._console = RolloutConsole(sandbox, spec.task, host)
+        self._termination = Termination()
         self._started = time.monotonic()
 
     async def __aenter__(self) -> "Episode":
@@ -477,12 +486,12 @@ class Episode(EpisodeRewards):
     @property
     def ended(self) -> bool:
         """True once nothing further can be sampled."""
-        return self._ending.stop is not None
+        return self._termination.stop is not None
 
     @property
     def console_loss(self) -> SandboxLost | None:
         """Error that reports the loss of the console, or None. Such a rollout cannot continue."""
-        return self._ending.console_loss
+        return self._termination.console_loss
 
     async def lines(self, write: Callable[[], Awaitable[Line]] | None = None) -> AsyncIterator[Line]:
         """Yield one sampled line after another until the rollout ends.
@@ -492,7 +501,9 @@ class Episode(EpisodeRewards):
         """
         while not self.ended:
             line = await (write or self.sample)()
-            if not self._ending.is_unwanted and (line.end is LineEnd.NEWLINE or self._console.needs_execution(line)):
+            if not self._termination.is_unwanted and (
+                line.end is LineEnd.NEWLINE or self._console.needs_execution(line)
+            ):
                 yield line
 
     async def sample(self, until: str | re.Pattern[str] | None = None, max_tokens: int | None = None) -> Line:
@@ -510,7 +521,7 @@ class Episode(EpisodeRewards):
             ConfigError: the rollout has ended, or `max_tokens` < 1.
             EngineError: see `EngineSession.sample`.
         """
-        return await self._write(*self._build_stop_condition(until), max_tokens)
+        return await self._sample_line(*self._build_stop_condition(until), max_tokens)
 
     async def choose(
         self, count: int, choose: ChooseLine, until: str | re.Pattern[str] | None = None, max_tokens: int | None = None
@@ -520,44 +531,46 @@ class Episode(EpisodeRewards):
         The others become its `alternatives`: never executed, and trained only as `Choice` specifies. Otherwise it works
         as `sample`.
         """
-        wanted = self._limit_tokens(max_tokens)
-        at, line = await choose_line(
-            choose, await self._writer.sample_candidates(count, wanted, *self._build_stop_condition(until))
+        max_line_tokens = self._limit_tokens(max_tokens)
+        index, line = await choose_line(
+            choose, await self._generation.sample_candidates(count, max_line_tokens, *self._build_stop_condition(until))
         )
-        await self._writer.choose_candidate(at)
-        return self._record_line(line, wanted)
+        await self._generation.choose_candidate(index)
+        return self._record_line(line, max_line_tokens)
 
     def _build_stop_condition(self, until: str | re.Pattern[str] | None) -> tuple[frozenset[int], MakeWatch]:
         stop_ids = self.renderer.stop_ids if until is None else self.renderer.eos_ids
-        return stop_ids, lambda: self.renderer.make_watch(until, self._writer.preceding) if until else None
+        return stop_ids, lambda: self.renderer.make_watch(until, self._generation.preceding) if until else None
 
     async def sample_turn(self, max_tokens: int | None = None) -> Line:
         """Sample until the end token, which ends the turn and not the rollout.
 
         Arguments, errors and truncation are those of `sample`. `text` excludes the end token.
         """
-        return await self._write(self.renderer.eos_ids, lambda: None, max_tokens, turn=True)
+        return await self._sample_line(self.renderer.eos_ids, lambda: None, max_tokens, turn=True)
 
-    async def _write(
-        self, stop_ids: frozenset[int], watching: MakeWatch, max_tokens: int | None, turn: bool = False
+    async def _sample_line(
+        self, stop_ids: frozenset[int], make_watch: MakeWatch, max_tokens: int | None, turn: bool = False
     ) -> Line:
-        wanted = self._limit_tokens(max_tokens)
-        return self._record_line(await self._writer.sample_line(wanted, stop_ids, watching()), wanted, turn)
+        max_line_tokens = self._limit_tokens(max_tokens)
+        return self._record_line(
+            await self._generation.sample_line(max_line_tokens, stop_ids, make_watch()), max_line_tokens, turn
+        )
 
     def _limit_tokens(self, max_tokens: int | None) -> int:
-        if (stop := self._ending.stop) is not None:
+        if (stop := self._termination.stop) is not None:
             raise ConfigError("episode.sample() after the end of the rollout", str(stop), "check episode.ended")
         return self.limits.max_line_tokens if max_tokens is None else max_tokens
 
-    def _record_line(self, line: Line, wanted: int, turn: bool = False) -> Line:
+    def _record_line(self, line: Line, max_tokens: int, turn: bool = False) -> Line:
         # The client that follows the rollout may want nothing after this line.
         if self._record.append_line(line):
-            self._ending.stop_following()
+            self._termination.stop_following()
         # A truncated line has used up its own budget, or else that of the context.
         if line.end is LineEnd.LENGTH:
-            self._ending.end(Stop.LINE_TOO_LONG if len(line.token_ids) == wanted else Stop.MAX_TOKENS)
+            self._termination.end(Stop.LINE_TOO_LONG if len(line.token_ids) == max_tokens else Stop.MAX_TOKENS)
         elif line.end is LineEnd.EOS and not turn:
-            self._ending.end(Stop.EOS)
+            self._termination.end(Stop.EOS)
         return line
 
     def observe(self, text: str | Observed, cut: bool = False) -> Observed:
@@ -577,11 +590,11 @@ class Episode(EpisodeRewards):
             text = replace(rendered, cut=cut or rendered.cut)
         # The record checks the order, so it comes before the engine.
         self._record.append_observation(text)
-        self._writer.append_observation(text)
+        self._generation.append_observation(text)
         if self._record.line_count >= self.limits.max_lines:
-            self._ending.end(Stop.MAX_LINES)
-        if self._writer.tokens_left < 1:
-            self._ending.end(Stop.MAX_TOKENS)
+            self._termination.end(Stop.MAX_LINES)
+        if self._generation.tokens_left < 1:
+            self._termination.end(Stop.MAX_TOKENS)
         return text
 
     async def push(self, line: Line) -> LineResult:
@@ -597,11 +610,11 @@ class Episode(EpisodeRewards):
         last = self._record.last_line
         if last is None or last.execution is not None or last.token_ids != line.token_ids:
             raise ConfigError("episode.push()", line.text, "push the line that was sampled last, once")
-        physical = self._console.feed_line(line)
+        physical_lines = self._console.feed_line(line)
         # A line that ends within a physical line has nothing to run yet.
-        if not physical:
+        if not physical_lines:
             raise ConfigError("episode.push()", line.text, "it has no newline; check episode.ended before you push")
-        result = await self._run(physical, line.end is LineEnd.EOS)
+        result = await self._run(physical_lines, line.end is LineEnd.EOS)
         shown = result.text if self.ended else result.text + choose_prompt(result.incomplete)
         if shown:
             self.observe(shown, result.truncated)
@@ -621,8 +634,8 @@ class Episode(EpisodeRewards):
     async def _run(self, lines: Sequence[str], closing: bool = False) -> LineResult:
         try:
             results = await self._console.run(lines, closing)
-        except SandboxLost as lost:
-            self.fail(lost)  # even if the sampler swallows the error
+        except SandboxLost as loss:
+            self.fail(loss)  # even if the sampler swallows the error
             raise
         # A blank line that closed an open cell is part of the record.
         result, ran = combine_results(results), (*lines, "")[: len(results)]
@@ -634,9 +647,9 @@ class Episode(EpisodeRewards):
             raise fault
         # An answer has already ended the rollout, even if it closed the console.
         if result.answer is not None:
-            self._ending.mark_answered()
+            self._termination.mark_answered()
         elif self._console.ended:
-            self._ending.end(Stop.EXITED)
+            self._termination.end(Stop.EXITED)
         return result
 
     async def restore(self, segments: Sequence[Segment], ran: Sequence[str], carry: str = "") -> None:
@@ -658,7 +671,7 @@ class Episode(EpisodeRewards):
             for line in segment.lines:
                 self._record.append_line(line)
             # The engine sees these ids at its next call.
-            self._writer.append_sampled(segment.token_ids)
+            self._generation.append_sampled(segment.token_ids)
         await self._console.restore(ran, carry, [call for run in self._record.executions for call in run.calls])
 
     def record_execution(self, execution: Execution) -> None:
@@ -669,7 +682,7 @@ class Episode(EpisodeRewards):
         """
         self._record.record_execution(execution)
         if execution.answer is not None:
-            self._ending.end(Stop.ANSWERED)
+            self._termination.end(Stop.ANSWERED)
 
     def submit(self, answer: str) -> None:
         """Submit an answer from the last sampled line as the final one. The host grades it, and the rollout ends."""
@@ -692,14 +705,14 @@ class Episode(EpisodeRewards):
         Raises:
             ConfigError: only the episode itself records `reason`.
         """
-        self._ending.finish(reason)
+        self._termination.finish(reason)
 
     def fail(self, failure: Exception) -> None:
         """Record a failure; only the first one is kept.
 
         The trajectory is stored, never rewarded and never trained on.
         """
-        self._ending.record_failure(failure)
+        self._termination.record_failure(failure)
 
     def build_trajectory(self) -> Trajectory:
         """Return the record so far.
@@ -707,8 +720,8 @@ class Episode(EpisodeRewards):
         Raises:
             InvariantError: the ids that the engine saw are not a prefix of the record (invariant I5).
         """
-        stop, failure = self._ending.stop or Stop.FINISHED, self._ending.failure
+        stop, failure = self._termination.stop or Stop.FINISHED, self._termination.failure
         # After a failure the engine's ids may be incomplete, so they are not compared.
-        seen = None if failure else self._writer.seen_ids
-        record = self._record.build_trajectory(stop, time.monotonic() - self._started, failure, seen)
+        seen_ids = None if failure else self._generation.seen_ids
+        record = self._record.build_trajectory(stop, time.monotonic() - self._started, failure, seen_ids)
         return self._console.host.add_to_trajectory(record)

@@ -41,27 +41,27 @@ from repl_rl.trajectory.trajectory import HostCall, LineEnd, Prompt, Sampled, St
 from repl_rl.trajectory.trajectory_builder import RolloutSpec
 from repl_rl.utils.timeouts import DaemonThread, wait_for_thread
 
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 """Size limit of a call or an answer, bytes: the largest message on the socket of a console."""
 HOST_ERROR_CHARS = 500
 """Length limit of an error that a console receives, characters."""
 
-UNDONE = "the line ended before the answer"
+UNANSWERED = "the line ended before the answer"
 """Error of a call that has neither an answer nor another error yet."""
-SPENT = "and has no more of them"
+LIMIT_REACHED = "and has no more of them"
 """Last words of the error of a call that exceeds the limit of a rollout."""
 
-_HANGING = 16
+_MAX_HANGING = 16
 """Limit of abandoned threads per function. Above it, calls are refused until some of these threads end."""
-_STRAY = 64
+_MAX_INVALID = 64
 """Calls of a rollout that may be invalid (malformed, or without a known name), on top of the functions' limits."""
 
-_KINDS: Mapping[str, tuple[type, ...]] = {
+_JSON_TYPES: Mapping[str, tuple[type, ...]] = {
     "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list,),
     "object": (dict,), "null": (type(None),),
 }  # fmt: skip
 """Python types of each type of a JSON schema."""
-_STOPS = {LineEnd.EOS: Stop.EOS, LineEnd.LENGTH: Stop.LINE_TOO_LONG}
+_QUERY_STOPS = {LineEnd.EOS: Stop.EOS, LineEnd.LENGTH: Stop.LINE_TOO_LONG}
 """Stop of a query by the end of its line; any other end is `FINISHED`."""
 
 
@@ -73,9 +73,9 @@ class HostLimits:
     """Wall-clock time of one call on the host, seconds (> 0)."""
     calls: Annotated[int, AtLeast(1)] = 64
     """Calls per rollout (>= 1). A call that names no function does not count here."""
-    argument_bytes: Annotated[int, Above(0, at_most=MOST_BYTES)] = 262_144
+    argument_bytes: Annotated[int, Above(0, at_most=MAX_BYTES)] = 262_144
     """Size of a call as JSON, bytes (1 to 1,048,576)."""
-    answer_bytes: Annotated[int, Above(0, at_most=MOST_BYTES)] = 65_536
+    answer_bytes: Annotated[int, Above(0, at_most=MAX_BYTES)] = 65_536
     """Size of an answer as JSON, bytes (1 to 1,048,576)."""
     at_once: Annotated[int, AtLeast(1)] = 4
     """Concurrent calls per rollout (>= 1); others wait."""
@@ -131,23 +131,23 @@ class HostFunction:
         if len(args) > len(schemas):
             raise TypeError(f"{self.name}() takes at most {len(schemas)} arguments, {len(args)} were given")
         # Bind positional arguments first, then keywords, then check for missing ones and for types.
-        given = dict(zip(schemas, args, strict=False))
+        bound = dict(zip(schemas, args, strict=False))
         for key, value in kwargs.items():
             if key not in schemas:
                 raise TypeError(f"{self.name}() has no argument {key!r}; it has {', '.join(schemas)}")
-            if key in given:
+            if key in bound:
                 raise TypeError(f"{self.name}() got two values for {key!r}")
-            given[key] = value
+            bound[key] = value
         required = self.parameters.get("required")
-        missing = [key for key in (required if isinstance(required, list) else []) if key not in given]
+        missing = [key for key in (required if isinstance(required, list) else []) if key not in bound]
         if missing:
             raise TypeError(f"{self.name}() needs {', '.join(map(str, missing))}")
-        for key, value in given.items():
+        for key, value in bound.items():
             if not matches_schema(value, _as_table(schemas[key])):
                 raise TypeError(
                     f"{key} of {self.name}() is {_shorten(value)}; it must be {_describe_type(_as_table(schemas[key]))}"
                 )
-        return given
+        return bound
 
 
 def host_function(
@@ -158,23 +158,30 @@ def host_function(
     Raises:
         ConfigError: the function has no name, an argument has no name, or its hints and docstring give no schema.
     """
-    called = name or str(getattr(run, "__name__", ""))
-    if not called.isidentifier():
+    function_name = name or str(getattr(run, "__name__", ""))
+    if not function_name.isidentifier():
         raise ConfigError("host function", run, "give it a __name__; use def, not lambda")
     try:
         schema = _as_table(get_json_schema(run)["function"])
         signature = inspect.signature(run)
     except Exception as error:  # transformers has a separate exception for each missing part
         remedy = f"write type hints, and a docstring with an Args section for each argument: {error}"
-        raise ConfigError("host function", called, remedy) from error
+        raise ConfigError("host function", function_name, remedy) from error
     # Arguments of a call are bound by name, which `*args`, `**kwargs` and positional-only parameters do not allow.
     usual = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
-    odd = [p.name for p in signature.parameters.values() if p.kind not in usual]
-    if odd:
-        raise ConfigError(f"argument of host function {called}", odd[0], "give each argument a name and a default")
-    about = str(schema["description"]).strip().partition("\n")[0]
+    unsupported = [p.name for p in signature.parameters.values() if p.kind not in usual]
+    if unsupported:
+        raise ConfigError(
+            f"argument of host function {function_name}", unsupported[0], "give each argument a name and a default"
+        )
+    description = str(schema["description"]).strip().partition("\n")[0]
     return HostFunction(
-        called, run, f"{called}{signature}", about, _as_table(schema["parameters"]), limits or HostLimits()
+        function_name,
+        run,
+        f"{function_name}{signature}",
+        description,
+        _as_table(schema["parameters"]),
+        limits or HostLimits(),
     )
 
 
@@ -189,20 +196,20 @@ def matches_schema(value: object, schema: Mapping[str, object]) -> bool:
         return True
     union, choices, kind, items = (schema.get(key) for key in ("anyOf", "enum", "type", "items"))
     if isinstance(union, list):
-        return any(matches_schema(value, _as_table(each)) for each in union)
+        return any(matches_schema(value, _as_table(variant)) for variant in union)
     if isinstance(choices, list) and value not in choices:
         return False
     kinds = kind if isinstance(kind, list) else [kind]
-    if not any(_matches_type(value, each) for each in kinds):
+    if not any(_matches_type(value, name) for name in kinds):
         return False
-    return not isinstance(value, list) or items is None or all(matches_schema(each, _as_table(items)) for each in value)
+    return not isinstance(value, list) or items is None or all(matches_schema(item, _as_table(items)) for item in value)
 
 
 def _matches_type(value: object, kind: object) -> bool:
-    if not isinstance(kind, str) or kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _JSON_TYPES:
         return True  # the schema leaves the type open
     # A Python bool is also an int, but JSON keeps them apart.
-    return isinstance(value, _KINDS[kind]) and (kind == "boolean" or not isinstance(value, bool))
+    return isinstance(value, _JSON_TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))
 
 
 def _as_table(schema: object) -> Mapping[str, object]:
@@ -229,49 +236,51 @@ class RecordedHostCalls:
     def __init__(self, functions: Mapping[str, str]) -> None:
         self.functions = functions
         """See `HostCallHandler.functions`."""
-        self.argument_bytes = MOST_BYTES
+        self.argument_bytes = MAX_BYTES
         """See `HostCallHandler.argument_bytes`."""
         self.unexpected_calls: list[str] = []
         """Calls that are not in the record."""
         self._expected: list[HostCall] = []
-        self._known: list[HostCall] = []
+        self._answered: list[HostCall] = []
 
     def expect_calls(self, calls: Sequence[HostCall]) -> None:
         """Set the calls that the next lines are expected to make, in place of those expected before."""
-        self._expected, self._known, self.unexpected_calls = list(calls), [], []
+        self._expected, self._answered, self.unexpected_calls = list(calls), [], []
 
     @property
     def difference(self) -> str:
         """Difference between the calls made and those expected; empty if they agree."""
         # A recorded call that never received an answer may be missing now.
-        missing = [f"{call.name}({call.arguments})" for call in self._expected if call.error != UNDONE]
-        not_called = [f"not called: {clip_middle(each, 80)}" for each in missing]
-        return "; ".join([*(f"called: {clip_middle(each, 80)}" for each in self.unexpected_calls), *not_called])
+        missing = [f"{call.name}({call.arguments})" for call in self._expected if call.error != UNANSWERED]
+        not_called = [f"not called: {clip_middle(call, 80)}" for call in missing]
+        return "; ".join([*(f"called: {clip_middle(call, 80)}" for call in self.unexpected_calls), *not_called])
 
     async def answer_call(self, call: bytes) -> bytes:
         """See `HostCallHandler.answer_call`."""
         try:
-            asked = read_call(call)
+            request = read_call(call)
         except HostCallRefused:
-            asked = make_unread_call(call)
+            request = make_unread_call(call)
         # Each recorded call answers one call.
-        for known in self._expected:
-            if (known.name, known.arguments) == (asked.name, asked.arguments):
-                self._expected.remove(known)
-                self._known.append(known)
-                return encode_reply(known)
-        for known in (*self._known, *self._expected):
+        for recorded in self._expected:
+            if (recorded.name, recorded.arguments) == (request.name, request.arguments):
+                self._expected.remove(recorded)
+                self._answered.append(recorded)
+                return encode_reply(recorded)
+        for recorded in (*self._answered, *self._expected):
             # Of the calls beyond a limit only the first is recorded, so it answers those after it.
-            if known.name in (asked.name, "") and (known.error or "").endswith(SPENT):
-                return encode_reply(known)
-        self.unexpected_calls.append(f"{asked.name}({asked.arguments})")
-        return encode_reply(replace(asked, error=f"{asked.name}() is answered from a record, which has no such call"))
+            if recorded.name in (request.name, "") and (recorded.error or "").endswith(LIMIT_REACHED):
+                return encode_reply(recorded)
+        self.unexpected_calls.append(f"{request.name}({request.arguments})")
+        return encode_reply(
+            replace(request, error=f"{request.name}() is answered from a record, which has no such call")
+        )
 
 
 def make_unread_call(call: bytes) -> HostCall:
     """Return the record of a call that is not parsed, or cannot be."""
     return HostCall(
-        "", clip_middle(call[: 2 * HOST_ERROR_CHARS].decode("utf-8", "replace"), HOST_ERROR_CHARS), None, UNDONE
+        "", clip_middle(call[: 2 * HOST_ERROR_CHARS].decode("utf-8", "replace"), HOST_ERROR_CHARS), None, UNANSWERED
     )
 
 
@@ -289,7 +298,7 @@ def read_call(call: bytes) -> HostCall:
         arguments = json.dumps({"args": args, "kwargs": kwargs}, sort_keys=True)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise HostCallRefused(f"this is no call: {error}") from error
-    return HostCall(name, arguments, None, UNDONE)
+    return HostCall(name, arguments, None, UNANSWERED)
 
 
 def _reject_constant(name: str) -> object:
@@ -327,10 +336,10 @@ class NestedRolloutRunner(Protocol):
     def get_model(self, model: str) -> HostModel:
         """Return a model that was opened for host functions; an empty name means the policy."""
 
-    def make_nested_spec(self, task: Task, id: str, asked_by: RolloutSpec, depth: int) -> RolloutSpec:
-        """Return the origin of a nested rollout with that id, which a call of the rollout `asked_by` requests."""
+    def make_nested_spec(self, task: Task, id: str, caller: RolloutSpec, depth: int) -> RolloutSpec:
+        """Return the spec of a nested rollout with that id, which a call of the rollout `caller` requests."""
 
-    async def run_nested(self, origin: RolloutSpec, temperature: float, depth: int) -> Trajectory:
+    async def run_nested(self, spec: RolloutSpec, temperature: float, depth: int) -> Trajectory:
         """Play the nested rollout in a separate console, without a grade."""
 
 
@@ -340,7 +349,7 @@ class HostCallContext:
 
     runner: NestedRolloutRunner
     rollout_spec: RolloutSpec
-    """Origin of the calling rollout."""
+    """Spec of the calling rollout."""
     temperature: float
     depth: int
     """Depth of the calling rollout: 0 is top-level, 1 was requested by a call at depth 0."""
@@ -361,8 +370,8 @@ class HostCallSlots:
 
     def get_semaphore(self, function: HostFunction, depth: int) -> asyncio.Semaphore:
         """Return the semaphore of a function at a depth."""
-        most = function.limits.at_once_in_all
-        return self._free.setdefault((function.name, depth), asyncio.Semaphore(most))
+        limit = function.limits.at_once_in_all
+        return self._free.setdefault((function.name, depth), asyncio.Semaphore(limit))
 
 
 class HostCallSession:
@@ -374,25 +383,25 @@ class HostCallSession:
     def __init__(
         self,
         functions: Sequence[HostFunction] = (),
-        places: HostCallSlots | None = None,
-        stage: HostCallContext | None = None,
+        slots: HostCallSlots | None = None,
+        context: HostCallContext | None = None,
     ) -> None:
         """Set the functions of a rollout.
 
         Args:
             functions: functions that lines may call.
-            places: limits over all rollouts; None means limits of this rollout alone.
-            stage: context of staged functions, with call number 0; None means that none of them is staged.
+            slots: limits over all rollouts; None means limits of this rollout alone.
+            context: context of staged functions, with call number 0; None means that none of them is staged.
         """
         self._functions = {function.name: function for function in functions}
-        self._places, self._stage = places or HostCallSlots(), stage
-        self._here = {f.name: asyncio.Semaphore(f.limits.at_once) for f in functions}
+        self._slots, self._context = slots or HostCallSlots(), context
+        self._rollout_slots = {f.name: asyncio.Semaphore(f.limits.at_once) for f in functions}
         self._counts: Counter[str] = Counter()
-        self._most = sum(function.limits.calls for function in functions) + _STRAY
-        self._made: list[HostCall] = []
-        self._spent: set[str] = set()
+        self._max_calls = sum(function.limits.calls for function in functions) + _MAX_INVALID
+        self._calls: list[HostCall] = []
+        self._exceeded: set[str] = set()
         self._children: list[Trajectory] = []
-        self._first = 0
+        self._first_number = 0
         self._recall: RecordedHostCalls | None = None
 
     @property
@@ -408,12 +417,12 @@ class HostCallSession:
     def take_calls(self) -> tuple[HostCall, ...]:
         """Return the calls since the last `take_calls`. Of calls beyond a limit, only the first per function is
         included."""
-        made, self._made, self._spent = tuple(self._made), [], set()
-        return made
+        calls, self._calls, self._exceeded = tuple(self._calls), [], set()
+        return calls
 
     def start_recall(self, calls: Sequence[HostCall]) -> None:
         """Answer calls from a record until `stop_recall`."""
-        self._recall, self._first = RecordedHostCalls(self.functions), len(calls)
+        self._recall, self._first_number = RecordedHostCalls(self.functions), len(calls)
         self._recall.expect_calls(calls)
 
     def stop_recall(self) -> str:
@@ -435,98 +444,102 @@ class HostCallSession:
             return await self._recall.answer_call(call)
         # Refuse a flood of calls, or a huge call, before it costs anything.
         total = sum(self._counts.values())
-        if total >= self._most or len(call) > MOST_BYTES:  # not worth parsing
+        if total >= self._max_calls or len(call) > MAX_BYTES:  # not worth parsing
             return encode_reply(
-                self._refuse_call(make_unread_call(call), f"a rollout may make {self._most} calls in all, {SPENT}")
+                self._refuse_call(
+                    make_unread_call(call), f"a rollout may make {self._max_calls} calls in all, {LIMIT_REACHED}"
+                )
             )
-        asked = self._read_and_count(call)
-        if asked.error != UNDONE:
-            return encode_reply(self._refuse_call(asked, asked.error or ""))
+        request = self._read_and_count(call)
+        if request.error != UNANSWERED:
+            return encode_reply(self._refuse_call(request, request.error or ""))
         # From here on the function is known, and its own limit applies.
-        function = self._functions[asked.name]
-        if self._counts[asked.name] > function.limits.calls:
+        function = self._functions[request.name]
+        if self._counts[request.name] > function.limits.calls:
             return encode_reply(
-                self._refuse_call(asked, f"{asked.name}() was called {function.limits.calls} times, {SPENT}")
+                self._refuse_call(
+                    request, f"{request.name}() was called {function.limits.calls} times, {LIMIT_REACHED}"
+                )
             )
-        return encode_reply(await self._make_call(function, asked, self._first + total))
+        return encode_reply(await self._make_call(function, request, self._first_number + total))
 
     def _read_and_count(self, call: bytes) -> HostCall:
-        """Parse and count a call. Its error is `UNDONE` if it can be made."""
+        """Parse and count a call. Its error is `UNANSWERED` if it can be made."""
         try:
-            asked = read_call(call)
-            function = self._functions.get(asked.name)
+            request = read_call(call)
+            function = self._functions.get(request.name)
             if function is None:
                 raise HostCallRefused(
-                    f"there is no host function {asked.name!r}; there are {', '.join(self._functions)}"
+                    f"there is no host function {request.name!r}; there are {', '.join(self._functions)}"
                 )
-            self._counts[asked.name] += 1
+            self._counts[request.name] += 1
             if len(call) > function.limits.argument_bytes:
-                most = function.limits.argument_bytes
+                limit = function.limits.argument_bytes
                 raise HostCallRefused(
-                    f"arguments of {asked.name}() have {len(call)} bytes as JSON; at most {most} are allowed"
+                    f"arguments of {request.name}() have {len(call)} bytes as JSON; at most {limit} are allowed"
                 )
-        except HostCallRefused as refused:
+        except HostCallRefused as refusal:
             # Invalid calls count too, for the limit over all functions.
             self._counts[""] += 1
-            return replace(make_unread_call(call), error=str(refused))
-        return asked
+            return replace(make_unread_call(call), error=str(refusal))
+        return request
 
-    def _refuse_call(self, asked: HostCall, why: str) -> HostCall:
+    def _refuse_call(self, request: HostCall, reason: str) -> HostCall:
         """Record a refused call with its error, and return it.
 
         Of calls beyond a limit, only the first per function and line is recorded. A flood of calls must leave a small
         record.
         """
-        done = replace(asked, error=clip_middle(why, HOST_ERROR_CHARS))
-        if not why.endswith(SPENT) or asked.name not in self._spent:
-            self._made.append(done)
-        if why.endswith(SPENT):
-            self._spent.add(asked.name)
-        return done
+        refused = replace(request, error=clip_middle(reason, HOST_ERROR_CHARS))
+        if not reason.endswith(LIMIT_REACHED) or request.name not in self._exceeded:
+            self._calls.append(refused)
+        if reason.endswith(LIMIT_REACHED):
+            self._exceeded.add(request.name)
+        return refused
 
-    async def _make_call(self, function: HostFunction, asked: HostCall, number: int) -> HostCall:
+    async def _make_call(self, function: HostFunction, request: HostCall, number: int) -> HostCall:
         """Make a call and record it, even if its line ends first."""
-        at, started = len(self._made), time.perf_counter()
+        index, start = len(self._calls), time.perf_counter()
         # Record the call before it runs, so that it remains as unanswered if its line ends first.
-        self._made.append(asked)
+        self._calls.append(request)
         # `take_calls` replaces the list, so keep the one that holds this call.
-        made = self._made
+        calls = self._calls
         try:
-            done = await self._run_call(function, asked, number)
-        except HostCallRefused as refused:
-            done = replace(asked, error=clip_middle(str(refused), HOST_ERROR_CHARS))
-        made[at] = replace(done, elapsed_s=time.perf_counter() - started)
-        return made[at]
+            result = await self._run_call(function, request, number)
+        except HostCallRefused as refusal:
+            result = replace(request, error=clip_middle(str(refusal), HOST_ERROR_CHARS))
+        calls[index] = replace(result, elapsed_s=time.perf_counter() - start)
+        return calls[index]
 
-    async def _run_call(self, function: HostFunction, asked: HostCall, number: int) -> HostCall:
+    async def _run_call(self, function: HostFunction, request: HostCall, number: int) -> HostCall:
         """Call a function, and return the call with its answer. Keep the trajectory that was sampled for it."""
-        answer = await self._call_function(function, asked, number)
+        answer = await self._call_function(function, request, number)
         if not isinstance(answer, StagedResult):
-            return replace(asked, answer=_encode_answer(answer, function), error=None)
+            return replace(request, answer=_encode_answer(answer, function), error=None)
         # The trajectory was sampled, so it is kept even if the answer cannot be sent.
         self._children.append(answer.child)
-        sampled = replace(asked, child=answer.child.id, trained=answer.is_trained)
+        sampled = replace(request, child=answer.child.id, trained=answer.is_trained)
         try:
             return replace(sampled, answer=_encode_answer(answer.answer, function), error=None)
-        except HostCallRefused as refused:
-            return replace(sampled, error=str(refused))
+        except HostCallRefused as refusal:
+            return replace(sampled, error=str(refusal))
 
-    async def _call_function(self, function: HostFunction, asked: HostCall, number: int) -> object:
+    async def _call_function(self, function: HostFunction, request: HostCall, number: int) -> object:
         """Check the arguments of a call, wait for a free slot, and return what the function returns."""
         if function.run is None:
-            raise HostCallRefused(f"{function.name}() was recorded and is not there; name it in host_functions")
-        arguments = json.loads(asked.arguments)
+            raise HostCallRefused(f"{function.name}() is known from a record only; name it in host_functions")
+        arguments = json.loads(request.arguments)
         try:
             bound = function.bind_arguments(arguments["args"], arguments["kwargs"])
         except (TypeError, RecursionError) as error:
             raise HostCallRefused(str(error)) from error
-        depth = self._stage.depth if self._stage is not None else 0
+        depth = self._context.depth if self._context is not None else 0
         # Wait for both limits: that of this rollout, and that over all rollouts.
-        async with self._here[function.name], self._places.get_semaphore(function, depth):
+        async with self._rollout_slots[function.name], self._slots.get_semaphore(function, depth):
             if function.is_staged:
-                assert self._stage is not None
-                stage = replace(self._stage, number=number)
-                return await self._run_cancellable(function, partial(function.run, stage, **bound))
+                assert self._context is not None
+                context = replace(self._context, number=number)
+                return await self._run_cancellable(function, partial(function.run, context, **bound))
             return await self._run_abandonable(function, partial(function.run, **bound))
 
     async def _run_cancellable(self, function: HostFunction, run: Callable[[], object]) -> object:
@@ -541,12 +554,14 @@ class HostCallSession:
 
     async def _run_abandonable(self, function: HostFunction, run: Callable[[], object]) -> object:
         """Run a function of the user. One that hangs is abandoned, in its thread or despite its cancellation."""
-        hanging = self._places.hanging_threads.setdefault(function.name, set())
+        hanging = self._slots.hanging_threads.setdefault(function.name, set())
         hanging -= {thread for thread in hanging if not thread.is_alive()}
-        if len(hanging) >= _HANGING:
-            raise HostCallRefused(f"{function.name}() hangs in {_HANGING} other calls; it is not called again")
+        if len(hanging) >= _MAX_HANGING:
+            raise HostCallRefused(f"{function.name}() hangs in {_MAX_HANGING} other calls; it is not called again")
         task = asyncio.ensure_future(_run_function(run, function.name, hanging))
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # marks the error as retrieved
+        task.add_done_callback(
+            lambda finished: finished.cancelled() or finished.exception()
+        )  # marks the error as retrieved
         try:
             await asyncio.wait({task}, timeout=function.limits.seconds)
         finally:
@@ -585,10 +600,12 @@ def _encode_answer(answer: object, function: HostFunction) -> str:
     try:
         text = json.dumps(answer, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise HostCallRefused(f"what {function.name}() gave is no JSON value: {error}") from error
+        raise HostCallRefused(f"the result of {function.name}() is no JSON value: {error}") from error
     if len(text) > function.limits.answer_bytes:
-        most = function.limits.answer_bytes
-        raise HostCallRefused(f"what {function.name}() gave has {len(text)} bytes as JSON; at most {most} are allowed")
+        limit = function.limits.answer_bytes
+        raise HostCallRefused(
+            f"the result of {function.name}() has {len(text)} bytes as JSON; at most {limit} are allowed"
+        )
     return text
 
 
@@ -619,16 +636,16 @@ def llm_query(
         ConfigError: `train` is set together with another model.
     """
     if train and model:
-        raise ConfigError("train of llm_query", True, f"only the policy is trained, and {model} is asked; leave it out")
+        raise ConfigError("train of llm_query", True, f"only the policy can be trained, not {model}; leave it out")
 
     # Its parameters are those of `_describe_llm_query`, which gives the schema.
-    async def run_query(stage: HostCallContext, prompt: str) -> StagedResult:
-        child = await _sample_query(stage, stage.runner.get_model(model), prompt, max_tokens)
+    async def run_query(context: HostCallContext, prompt: str) -> StagedResult:
+        child = await _sample_query(context, context.runner.get_model(model), prompt, max_tokens)
         return StagedResult("".join(line.text for line in child.lines).removesuffix("\n"), child, train)
 
     limits = HostLimits(seconds=seconds, calls=calls, at_once=at_once, at_once_in_all=at_once_in_all)
-    described = host_function(_describe_llm_query, limits, "llm_query")
-    return replace(described, run=run_query, is_staged=True, model=model)
+    function = host_function(_describe_llm_query, limits, "llm_query")
+    return replace(function, run=run_query, is_staged=True, model=model)
 
 
 # The docstring is part of the prompt: it describes `llm_query` to the policy.
@@ -641,33 +658,33 @@ def _describe_llm_query(prompt: str) -> str:
     raise NotImplementedError
 
 
-async def _sample_query(stage: HostCallContext, model: HostModel, text: str, max_tokens: int) -> Trajectory:
+async def _sample_query(context: HostCallContext, model: HostModel, text: str, max_tokens: int) -> Trajectory:
     """Sample the answer to a prompt, and return it as a trajectory of one line."""
-    engine, renderer, origin = model.engine, model.renderer, stage.rollout_spec
+    engine, renderer, spec = model.engine, model.renderer, context.rollout_spec
     prompt = _build_query_prompt(renderer, text)
-    left = engine.context_tokens - len(prompt.token_ids)
-    if left < 1:
+    tokens_left = engine.context_tokens - len(prompt.token_ids)
+    if tokens_left < 1:
         raise HostCallRefused(
             f"the prompt has {len(prompt.token_ids)} tokens; the context holds {engine.context_tokens}"
         )
     # A chat model ends its answer itself. Another model writes one line, because nothing else would end it.
     stop_ids = renderer.eos_ids if renderer.chat_template.exists else renderer.stop_ids
     # Each call has its own seed; 31 bits, as for rollouts.
-    seed = (origin.seed + 7919 * (stage.number + 1)) & 0x7FFFFFFF
-    started = time.monotonic()
-    async with engine.session(prompt.token_ids, Sampling(stage.temperature, seed, nested=True)) as session:
-        chunk = await session.sample([], max_tokens=min(max_tokens, left), stop_ids=stop_ids)
+    seed = (spec.seed + 7919 * (context.number + 1)) & 0x7FFFFFFF
+    start = time.monotonic()
+    async with engine.session(prompt.token_ids, Sampling(context.temperature, seed, nested=True)) as session:
+        chunk = await session.sample([], max_tokens=min(max_tokens, tokens_left), stop_ids=stop_ids)
     line = renderer.make_line(chunk, prompt)
     return Trajectory(
-        id=f"{origin.id}/query-{stage.number}",
-        task_id=origin.task.id,
+        id=f"{spec.id}/query-{context.number}",
+        task_id=spec.task.id,
         prompt=prompt,
         segments=(Sampled((line,)),),
-        stop=_STOPS.get(line.end, Stop.FINISHED),
-        policy_step=origin.policy_step,
+        stop=_QUERY_STOPS.get(line.end, Stop.FINISHED),
+        policy_step=spec.policy_step,
         seed=seed,
-        wall_s=time.monotonic() - started,
-        parent=origin.id,
+        wall_s=time.monotonic() - start,
+        parent=spec.id,
     )
 
 
@@ -700,24 +717,26 @@ def child_rollout(
     """
 
     # Its parameters are those of `_describe_child_rollout`, which gives the schema.
-    async def run(stage: HostCallContext, question: str) -> StagedResult:
-        within = stage.depth + 1
-        name = f"rollout-{stage.number}"
-        task = Task(f"{stage.rollout_spec.task.id}/{name}", question, "")
-        origin = stage.runner.make_nested_spec(task, f"{stage.rollout_spec.id}/{name}", stage.rollout_spec, within)
+    async def run(context: HostCallContext, question: str) -> StagedResult:
+        depth_below = context.depth + 1
+        name = f"rollout-{context.number}"
+        task = Task(f"{context.rollout_spec.task.id}/{name}", question, "")
+        spec = context.runner.make_nested_spec(
+            task, f"{context.rollout_spec.id}/{name}", context.rollout_spec, depth_below
+        )
         # A prompt that fills the context is an error of the call, not a failure of the rollout.
-        held = stage.runner.get_model("").engine.context_tokens
-        if len(origin.prompt.token_ids) >= held:
+        context_tokens = context.runner.get_model("").engine.context_tokens
+        if len(spec.prompt.token_ids) >= context_tokens:
             raise HostCallRefused(
-                f"the question makes a prompt of {len(origin.prompt.token_ids)} tokens; the context has {held}"
+                f"the question makes a prompt of {len(spec.prompt.token_ids)} tokens; the context has {context_tokens}"
             )
-        child = await stage.runner.run_nested(origin, stage.temperature, within)
-        child = replace(child, parent=stage.rollout_spec.id)
+        child = await context.runner.run_nested(spec, context.temperature, depth_below)
+        child = replace(child, parent=context.rollout_spec.id)
         return StagedResult(child.answer, child, train and child.trainable)
 
     limits = HostLimits(seconds=seconds, calls=calls, at_once=at_once, at_once_in_all=at_once_in_all)
-    described = host_function(_describe_child_rollout, limits, "rollout")
-    return replace(described, run=run, is_staged=True, max_depth=depth)
+    function = host_function(_describe_child_rollout, limits, "rollout")
+    return replace(function, run=run, is_staged=True, max_depth=depth)
 
 
 # The docstring is part of the prompt: it describes `rollout` to the policy.
@@ -745,32 +764,32 @@ def load_host_functions(text: str) -> tuple[HostFunction, ...]:
     """
     functions = []
     for part in split_names(text):
-        named = NameWithOptions.parse("host function", part)
-        if named.name in SHIPPED:
-            functions.append(named.bind_options("host function", SHIPPED[named.name])())
-        elif ":" in named.name:
-            functions.append(load_user_function(named))
+        choice = NameWithOptions.parse("host function", part)
+        if choice.name in SHIPPED:
+            functions.append(choice.bind_options("host function", SHIPPED[choice.name])())
+        elif ":" in choice.name:
+            functions.append(load_user_function(choice))
         else:
-            raise ConfigError("host function", named.name, f"choose one of {', '.join(SHIPPED)}, or give module:name")
+            raise ConfigError("host function", choice.name, f"choose one of {', '.join(SHIPPED)}, or give module:name")
     validate_unique_names(functions)
     return tuple(functions)
 
 
-def load_user_function(named: NameWithOptions) -> HostFunction:
+def load_user_function(choice: NameWithOptions) -> HostFunction:
     """Load a function of the user by name; its options are the fields of `HostLimits`.
 
     Raises:
         ConfigError: the function or a limit does not exist, or the function cannot be described.
         UserCodeError: its module raised.
     """
-    thing = import_attribute("host function", named.name)
-    if isinstance(thing, HostFunction):
-        if named.options:
-            raise ConfigError("host function", named.name, "it has limits of its own; give no options")
-        return thing
-    if not callable(thing):
-        raise ConfigError("host function", named.name, "name a function, or a HostFunction")
-    return host_function(thing, named.bind_options("host function", HostLimits)())
+    attribute = import_attribute("host function", choice.name)
+    if isinstance(attribute, HostFunction):
+        if choice.options:
+            raise ConfigError("host function", choice.name, "it already has limits; leave the options out")
+        return attribute
+    if not callable(attribute):
+        raise ConfigError("host function", choice.name, "name a function, or a HostFunction")
+    return host_function(attribute, choice.bind_options("host function", HostLimits)())
 
 
 def split_names(text: str) -> tuple[str, ...]:
@@ -794,7 +813,11 @@ def validate_unique_names(functions: Sequence[HostFunction]) -> None:
     names = [function.name for function in functions]
     for name in names:
         if names.count(name) > 1 or name in ("submit_final_answer", "HostError"):
-            raise ConfigError("host function", name, "that name is taken; give each function one of its own")
+            raise ConfigError(
+                "host function",
+                name,
+                "another function or the console has this name; give each function a different one",
+            )
 
 
 def validate_workspace_names(functions: Sequence[HostFunction], tasks: Iterable[Task]) -> None:
@@ -805,9 +828,9 @@ def validate_workspace_names(functions: Sequence[HostFunction], tasks: Iterable[
     """
     names = {function.name for function in functions}
     for task in tasks:
-        if task.workspace is not None and (both := sorted(names & set(task.workspace.values))):
+        if task.workspace is not None and (shared := sorted(names & set(task.workspace.values))):
             remedy = "a host function has that name; give the value another one"
-            raise SetupError(f"task {task.id}: workspace value", both[0], remedy)
+            raise SetupError(f"task {task.id}: workspace value", shared[0], remedy)
 
 
 def count_nested_sessions(functions: tuple[HostFunction, ...]) -> int:

@@ -49,7 +49,7 @@ class StepRollouts:
         self,
         tasks: Sequence[Task],
         order: Sequence[int],
-        before: Mapping[int, Trajectory] = MappingProxyType({}),
+        finished: Mapping[int, Trajectory] = MappingProxyType({}),
         preemptions: PreemptionStats = PreemptionStats(),  # noqa: B008
     ) -> None:
         """Group the rollouts by task.
@@ -57,26 +57,30 @@ class StepRollouts:
         Args:
             tasks: one task per rollout.
             order: numbers of the rollouts; groups start in the order of their first rollout in it.
-            before: rollouts that ended earlier, by number.
+            finished: rollouts that ended earlier, by number.
             preemptions: preemption statistics of the engine at the start of the step.
         """
-        self.tasks, self._before, self.preemptions = tasks, before, preemptions
-        found: dict[str, tuple[Task, list[int]]] = {}
+        self.tasks, self._finished_before, self.preemptions = tasks, finished, preemptions
+        groups: dict[str, tuple[Task, list[int]]] = {}
         # The first loop fixes the order of the groups. The second one adds the rollouts in the order of the step.
         for number in order:
-            found.setdefault(tasks[number].id, (tasks[number], []))
+            groups.setdefault(tasks[number].id, (tasks[number], []))
         for number, task in enumerate(tasks):
-            found[task.id][1].append(number)
-        self.group_indices = list(found.values())
+            groups[task.id][1].append(number)
+        self.group_indices = list(groups.values())
         """Task of each group, and the numbers of its rollouts in the step."""
         self.results: dict[int, BatchResult] = {}
         """Results of the groups that have ended, by index of the group."""
         self.is_closed = False
         """True once no further group will end: all have ended, or something failed."""
 
-    def get_finished_before(self, places: Sequence[int]) -> Mapping[int, Trajectory]:
+    def get_finished_before(self, numbers: Sequence[int]) -> Mapping[int, Trajectory]:
         """Return the rollouts of a group that ended earlier, by number in the group."""
-        return {n: self._before[place] for n, place in enumerate(places) if place in self._before}
+        return {
+            index: self._finished_before[number]
+            for index, number in enumerate(numbers)
+            if number in self._finished_before
+        }
 
     @property
     def ended_rollouts(self) -> Mapping[int, Trajectory]:
@@ -84,42 +88,42 @@ class StepRollouts:
 
         Failed ones are included. Group judges have already seen all of them.
         """
-        parts = list(self.results.items())  # a copy, because an event loop adds to it
+        results = list(self.results.items())  # a copy, because an event loop adds to it
         return {
-            place: t
-            for number, part in parts
-            for place, t in zip(self.group_indices[number][1], part.trajectories, strict=True)
+            number: t
+            for group, result in results
+            for number, t in zip(self.group_indices[group][1], result.trajectories, strict=True)
         }
 
-    def has_ended(self, places: Sequence[int]) -> bool:
+    def has_ended(self, numbers: Sequence[int]) -> bool:
         """Return True if a wait for these rollouts, numbered as in the step, is over.
 
         That is so once all of them have ended, or once no further group will end.
         """
         ended = self.ended_rollouts
-        return self.is_closed or all(place in ended for place in places)
+        return self.is_closed or all(number in ended for number in numbers)
 
     @property
     def finished_rollouts(self) -> Mapping[int, Trajectory]:
         """Rollouts that ended without a failure, by number in the step, as they were before group judges."""
-        ended = dict(self._before)
-        for number, part in list(self.results.items()):  # a copy, because the event loop adds to it
+        ended = dict(self._finished_before)
+        for number, result in list(self.results.items()):  # a copy, because the event loop adds to it
             ended |= dict(
-                zip(self.group_indices[number][1], part.ungraded_trajectories or part.trajectories, strict=True)
+                zip(self.group_indices[number][1], result.ungraded_trajectories or result.trajectories, strict=True)
             )
         return {number: t for number, t in ended.items() if t.failure is None}
 
-    def merge_results(self, parts: Sequence[BatchResult], sandbox: str) -> list[Trajectory]:
+    def merge_results(self, results: Sequence[BatchResult], sandbox: str) -> list[Trajectory]:
         """Return the rollouts of all groups in the order of the step. Raises the errors of `check_failures`."""
         # Sort by position in the step, so that the reported error does not depend on the start order.
-        by_number = sorted(range(len(parts)), key=lambda number: self.group_indices[number][1][0])
-        check_failures(BatchResult.merge([parts[number] for number in by_number]), sandbox)
-        played = {
+        by_number = sorted(range(len(results)), key=lambda number: self.group_indices[number][1][0])
+        check_failures(BatchResult.merge([results[number] for number in by_number]), sandbox)
+        trajectories = {
             number: t
-            for (_, places), part in zip(self.group_indices, parts, strict=True)
-            for number, t in zip(places, part.trajectories, strict=True)
+            for (_, numbers), result in zip(self.group_indices, results, strict=True)
+            for number, t in zip(numbers, result.trajectories, strict=True)
         }
-        return [played[number] for number in range(len(self.tasks))]
+        return [trajectories[number] for number in range(len(self.tasks))]
 
 
 def find_first_ended(groups: Sequence[GroupKey], step: Callable[[int], StepRollouts]) -> int | None:
@@ -127,30 +131,30 @@ def find_first_ended(groups: Sequence[GroupKey], step: Callable[[int], StepRollo
 
     `step` is a function from a policy step to its `StepRollouts`.
     """
-    return next((n for n, (policy_step, places) in enumerate(groups) if step(policy_step).has_ended(places)), None)
+    return next((n for n, (policy_step, numbers) in enumerate(groups) if step(policy_step).has_ended(numbers)), None)
 
 
 @dataclass(slots=True)
 class BusyTimer:
     """Wall-clock timer that runs while at least one operation runs."""
 
-    _since: float = 0.0
+    _started_s: float = 0.0
     _running: int = 0
-    _before: float = 0.0
+    _earlier_s: float = 0.0
 
     def begin(self) -> None:
         """Count one more running operation."""
         if not self._running:
-            self._since = time.perf_counter()
+            self._started_s = time.perf_counter()
         self._running += 1
 
     def end(self) -> None:
         """Count one running operation fewer."""
         self._running -= 1
         if not self._running:
-            self._before += time.perf_counter() - self._since
+            self._earlier_s += time.perf_counter() - self._started_s
 
     @property
     def elapsed_s(self) -> float:
         """Time so far, seconds."""
-        return self._before + (time.perf_counter() - self._since if self._running else 0.0)
+        return self._earlier_s + (time.perf_counter() - self._started_s if self._running else 0.0)

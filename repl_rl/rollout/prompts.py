@@ -43,30 +43,30 @@ class FilledTemplate:
     """Few-shot examples: turns between the system message and the question."""
 
 
-def load_template(wanted: str) -> str:
+def load_template(template: str) -> str:
     """Return a prompt template as a run records it: a shipped one by name, any other with its whole text.
 
     Args:
-        wanted: name of `TEMPLATES`, text file, or result of this function.
+        template: name of `TEMPLATES`, text file, or result of this function.
 
     Raises:
-        ConfigError: `wanted` is none of these, or the file is empty or not text.
+        ConfigError: `template` is none of these, or the file is empty or not text.
     """
-    if wanted in TEMPLATES or wanted.startswith(OWN):
-        return wanted
-    file = Path(wanted)
+    if template in TEMPLATES or template.startswith(OWN):
+        return template
+    file = Path(template)
     if not file.is_file():
-        raise ConfigError("prompt", wanted, f"choose one of {', '.join(TEMPLATES)}, or give a text file")
+        raise ConfigError("prompt", template, f"choose one of {', '.join(TEMPLATES)}, or give a text file")
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("prompt file", wanted, f"it cannot be read as UTF-8: {error}") from error
+        raise ConfigError("prompt file", template, f"it cannot be read as UTF-8: {error}") from error
     if not text.strip():
-        raise ConfigError("prompt file", wanted, "it is empty; write what the policy is told")
+        raise ConfigError("prompt file", template, "it is empty; write the text of the prompt")
     return OWN + text.removesuffix("\n")
 
 
-def validate_recorded_template(thing: str, wanted: str) -> None:
+def validate_recorded_template(thing: str, template: str) -> None:
     """Refuse a recorded template that names a file.
 
     A run records the text. A run from someone else could name any file on this machine.
@@ -74,8 +74,8 @@ def validate_recorded_template(thing: str, wanted: str) -> None:
     Raises:
         ConfigError: the template names a file.
     """
-    if wanted not in TEMPLATES and not wanted.startswith(OWN):
-        raise ConfigError(thing, wanted, f"choose one of {', '.join(TEMPLATES)}, or record the text after {OWN!r}")
+    if template not in TEMPLATES and not template.startswith(OWN):
+        raise ConfigError(thing, template, f"choose one of {', '.join(TEMPLATES)}, or record the text after {OWN!r}")
 
 
 def add_function_declarations(question: str, functions: Sequence[str]) -> str:
@@ -83,11 +83,11 @@ def add_function_declarations(question: str, functions: Sequence[str]) -> str:
     if not functions:
         return question
     template = find_asset("prompts/host.txt").read_text().removesuffix("\n")
-    listed = "\n".join(f"#   {function}" for function in functions)
-    return template.replace("{functions}", listed).replace(_QUESTION, question)
+    declarations = "\n".join(f"#   {function}" for function in functions)
+    return template.replace("{functions}", declarations).replace(_QUESTION, question)
 
 
-def fill_template(wanted: str, question: str, version: str, told: str = "") -> FilledTemplate:
+def fill_template(template: str, question: str, version: str, workspace_text: str = "") -> FilledTemplate:
     """Fill in a template (see `load_template`) for a question, in the console of Python `version`.
 
     The description of the task's workspace replaces {workspace}. It follows the question if the template has no such
@@ -102,23 +102,28 @@ def fill_template(wanted: str, question: str, version: str, told: str = "") -> F
     Raises:
         ConfigError: the template does not exist, or its turns do not alternate.
     """
-    known = load_template(wanted)
-    own = known.startswith(OWN)
-    text = known.removeprefix(OWN) if own else find_asset(f"prompts/{known}.txt").read_text()
+    recorded = load_template(template)
+    is_user_text = recorded.startswith(OWN)
+    text = recorded.removeprefix(OWN) if is_user_text else find_asset(f"prompts/{recorded}.txt").read_text()
     if _WORKSPACE not in text:
-        question = f"{question} {told}" if told else question
+        question = f"{question} {workspace_text}" if workspace_text else question
     banner = find_asset("prompts/banner.txt").read_text().replace("{version}", version)
     # Without a place for the question, the text is the system message of a chat.
     if _QUESTION not in text:
         system, examples = _split_turns(text)
         return FilledTemplate(
-            system.replace(_WORKSPACE, told), "", PS1 if examples else banner + PS1, question, examples
+            system.replace(_WORKSPACE, workspace_text), "", PS1 if examples else banner + PS1, question, examples
         )
     # Plain text: split off the first prompt and a banner before it, which belong to the console.
-    plain = text.removesuffix(PS1)
-    shown = plain.endswith(_BANNER)
-    console = (banner if shown else "") + text[len(plain) :]
-    head = plain.removesuffix(_BANNER).replace(_BANNER, banner).replace(_WORKSPACE, told).replace(_QUESTION, question)
+    body = text.removesuffix(PS1)
+    has_banner = body.endswith(_BANNER)
+    console = (banner if has_banner else "") + text[len(body) :]
+    head = (
+        body.removesuffix(_BANNER)
+        .replace(_BANNER, banner)
+        .replace(_WORKSPACE, workspace_text)
+        .replace(_QUESTION, question)
+    )
     return FilledTemplate(None, head, console, question)
 
 
@@ -131,6 +136,6 @@ def _split_turns(text: str) -> tuple[str, tuple[FewShotExample, ...]]:
         raise ConfigError("turns of the prompt", ", ".join(roles), remedy)
     # Each line of a session ends with a newline, and so does the text; the end of the policy's turn follows it.
     examples = tuple(
-        FewShotExample(asked, f"{session}\n") for asked, session in zip(texts[::2], texts[1::2], strict=True)
+        FewShotExample(question, f"{session}\n") for question, session in zip(texts[::2], texts[1::2], strict=True)
     )
     return system.strip(), examples

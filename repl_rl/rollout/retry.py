@@ -14,7 +14,7 @@ from repl_rl.trajectory.trajectory_builder import EpisodeRecorder, RolloutSpec
 
 _log = logging.getLogger(__name__)
 
-MOST_PLAYED = 3
+MAX_ATTEMPTS = 3
 """Attempts of a rollout whose console is lost. After the last one it is dropped, as after any other fault of ours."""
 
 
@@ -56,53 +56,57 @@ class BatchResult:
     """Trajectories before group judges, for callers that need them. Empty means that they are the same."""
 
     @classmethod
-    def merge(cls, parts: "Sequence[BatchResult]") -> "BatchResult":
+    def merge(cls, results: "Sequence[BatchResult]") -> "BatchResult":
         """Merge several results into one."""
-        errors = [error for part in parts for error in part.notes.errors]
-        lost = [fault for part in parts for fault in part.notes.lost_consoles]
-        trajectories = tuple(t for part in parts for t in part.trajectories)
-        return cls(trajectories, BatchNotes(errors, lost, sum(part.notes.retries for part in parts)))
+        errors = [error for result in results for error in result.notes.errors]
+        losses = [fault for result in results for fault in result.notes.lost_consoles]
+        trajectories = tuple(t for result in results for t in result.trajectories)
+        return cls(trajectories, BatchNotes(errors, losses, sum(result.notes.retries for result in results)))
 
 
 async def play_with_retries(
-    play: Callable[[BatchNotes], Awaitable[Trajectory]], batch: BatchNotes, broken: FaultCounts, *, outlived: bool
+    play: Callable[[BatchNotes], Awaitable[Trajectory]],
+    batch: BatchNotes,
+    fault_counts: FaultCounts,
+    *,
+    retry_crashes: bool,
 ) -> Trajectory:
-    """Play a rollout, and retry it after each crash of the engine if `outlived` is set.
+    """Play a rollout, and retry it after each crash of the engine if `retry_crashes` is set.
 
-    A rollout whose console is lost is played at most `MOST_PLAYED` times.
+    A rollout whose console is lost is played at most `MAX_ATTEMPTS` times.
 
     Raises:
-        EngineDied: the engine died, and `outlived` is not set.
+        EngineDied: the engine died, and `retry_crashes` is not set.
     """
-    lost = 0
+    losses = 0
     while True:
         attempt = BatchNotes()
         try:
             trajectory = await play(attempt)
         except EngineDied:
-            if not outlived:
+            if not retry_crashes:
                 raise
             # The number of these retries is not limited here: an engine that keeps crashing raises
             # `UnrecoverableError`.
-            _count_retry(batch, broken)
+            _count_retry(batch, fault_counts)
             continue
         # Errors count only for an attempt that is kept.
         if not attempt.lost_consoles:
             batch.errors += attempt.errors
             return trajectory
         # The console is lost: play again, up to the limit.
-        lost += 1
-        broken.consoles_lost += 1
-        if lost == MOST_PLAYED:
-            broken.rollouts_given_up += 1
+        losses += 1
+        fault_counts.consoles_lost += 1
+        if losses == MAX_ATTEMPTS:
+            fault_counts.rollouts_given_up += 1
             batch.lost_consoles.append(attempt.lost_consoles[0])
             return trajectory
-        _count_retry(batch, broken)
+        _count_retry(batch, fault_counts)
 
 
-def _count_retry(batch: BatchNotes, broken: FaultCounts) -> None:
+def _count_retry(batch: BatchNotes, fault_counts: FaultCounts) -> None:
     batch.retries += 1
-    broken.rollouts_replayed += 1
+    fault_counts.rollouts_replayed += 1
 
 
 async def grade_or_fail(grading: Awaitable[Trajectory], trajectory: Trajectory, notes: BatchNotes) -> Trajectory:
@@ -115,14 +119,14 @@ async def grade_or_fail(grading: Awaitable[Trajectory], trajectory: Trajectory, 
         return replace(trajectory, stop=Stop.FAULT, failure=Failure.from_error(fault))
 
 
-def make_overlong_trajectory(origin: RolloutSpec, context_tokens: int, notes: BatchNotes) -> Trajectory:
+def make_overlong_trajectory(spec: RolloutSpec, context_tokens: int, notes: BatchNotes) -> Trajectory:
     """Return the failed record of a rollout whose prompt fills the context, and note the error."""
-    what = f"prompt of task {origin.task.id}, ids"
+    thing = f"prompt of task {spec.task.id}, ids"
     remedy = f"the context holds {context_tokens}; leave the task out, or use a longer context"
     # The error of the batch and the failure of the record have the same message.
-    notes.errors.append(ConfigError(what, len(origin.prompt.token_ids), remedy))
+    notes.errors.append(ConfigError(thing, len(spec.prompt.token_ids), remedy))
     failure = Failure(FailureKind.PROMPT_TOO_LONG, str(notes.errors[-1]))
-    return EpisodeRecorder(origin).build_trajectory(Stop.FAULT, 0.0, failure, None)
+    return EpisodeRecorder(spec).build_trajectory(Stop.FAULT, 0.0, failure, None)
 
 
 def check_failures(batch: BatchResult, sandbox: str) -> None:
@@ -132,15 +136,15 @@ def check_failures(batch: BatchResult, sandbox: str) -> None:
         UnrecoverableError: every rollout lost its console in each attempt.
         ReplRLError: the sampler failed in most rollouts, or most prompts are too long.
     """
-    errors, lost = batch.notes.errors, batch.notes.lost_consoles
+    errors, losses = batch.notes.errors, batch.notes.lost_consoles
     rollouts = len(batch.trajectories)
     if batch.notes.retries:
         _log.warning("%d rollouts played again: the engine died, or their consoles were lost", batch.notes.retries)
-    if lost and len(lost) == rollouts:
-        gone = f"gone under each of {rollouts} rollouts, {MOST_PLAYED} times ({lost[0]})"
-        raise UnrecoverableError(f"sandbox {sandbox}", gone, "see that it runs (repl-rl sandbox check)") from lost[0]
+    if losses and len(losses) == rollouts:
+        state = f"lost in each of {rollouts} rollouts, {MAX_ATTEMPTS} times ({losses[0]})"
+        raise UnrecoverableError(f"sandbox {sandbox}", state, "check it with `repl-rl sandbox check`") from losses[0]
     # A few errors only drop their rollouts. If most rollouts have one, the sampler or the prompts are wrong.
     if 2 * len(errors) > rollouts:
         raise errors[0]
-    if errors or lost:
-        _log.warning("%d of %d rollouts dropped: %s", len(errors) + len(lost), rollouts, [*errors, *lost][0])
+    if errors or losses:
+        _log.warning("%d of %d rollouts dropped: %s", len(errors) + len(losses), rollouts, [*errors, *losses][0])

@@ -122,7 +122,7 @@ class RolloutSampler(ABC):
             return
         if prompt == other:
             raise ConfigError(
-                "prompt", template[:60], f"{type(self).__name__} writes its prompt without it; leave it out"
+                "prompt", template[:60], f"{type(self).__name__} does not use it in its prompt; leave it out"
             )
         if renderer.chat_template.kwargs and not renderer.chat_template.was_applied:
             remedy = f"no chat template is in the prompt of {type(self).__name__}; leave it out, or use --prompt chat"
@@ -184,7 +184,7 @@ class ReplSampler(RolloutSampler):
         self.thinking_tokens = thinking_tokens
         # Rehearsed rollouts begin with a thinking span, too.
         if thinking:
-            self.rehearsals = [(f"hm{thinking}\n{first}", *more) for first, *more in self.rehearsals]
+            self.rehearsals = [(f"hm{thinking}\n{turn}", *further) for turn, *further in self.rehearsals]
 
     def prompt(self, task: Task, renderer: Renderer, template: str, version: str) -> Prompt:
         """See `RolloutSampler.prompt`; with `thinking`, the prompt ends before the console begins."""
@@ -221,8 +221,8 @@ class ReplSampler(RolloutSampler):
         """See `RolloutSampler.metrics`; with `candidates`, the number of tokens that were sampled and not chosen."""
         if self.candidates == 1:
             return {}
-        others = (other for t in trajectories for line in t.lines for other in line.alternatives)
-        return {"alternative_tokens": float(sum(len(other.token_ids) for other in others))}
+        alternatives = (alternative for t in trajectories for line in t.lines for alternative in line.alternatives)
+        return {"alternative_tokens": float(sum(len(alternative.token_ids) for alternative in alternatives))}
 
 
 class ErrorStreakStopper:
@@ -235,9 +235,9 @@ class ErrorStreakStopper:
     which rollouts are seen, as `max_lines` does. Use it if such rollouts are known to fail.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, max_streak: int) -> None:
         """Set the number of consecutive lines of one kind that stops a rollout; 0 disables it."""
-        self._most = most
+        self._max_streak = max_streak
         self._kind: str | None = None
         self._count = 0
         self._in_block = False
@@ -249,7 +249,7 @@ class ErrorStreakStopper:
         # A line of another kind begins a new streak; a line without a kind ends the streak.
         self._count = self._count + 1 if kind is not None and kind == self._kind else int(kind is not None)
         self._kind = kind
-        return 0 < self._most <= self._count
+        return 0 < self._max_streak <= self._count
 
     def _classify_line(self, text: str, result: LineResult) -> str | None:
         """Return the kind of a line, or None for a line that begins no streak."""

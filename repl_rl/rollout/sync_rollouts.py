@@ -18,7 +18,7 @@ from repl_rl.deprecations import keeps_old_names
 from repl_rl.engine.base import PreemptionStats, SupportsSleep
 from repl_rl.rollout.concurrent_rollouts import Rollouts, open_task_group, sample_probe_line
 from repl_rl.rollout.prefetch_rollouts import BusyTimer, GroupKey, Prefetched, StepRollouts, find_first_ended
-from repl_rl.rollout.throughput_stats import RolloutStats, RuntimeInfo
+from repl_rl.rollout.rollout_stats import RolloutStats, RuntimeInfo
 from repl_rl.tasks import Task
 from repl_rl.trajectory.trajectory import Trajectory
 
@@ -92,14 +92,14 @@ class SyncRollouts:
         self.tasks = tasks
         """Tasks by id."""
         self._stack = AsyncExitStack()
-        self._early: dict[int, _PrefetchedStep] = {}
+        self._prefetched: dict[int, _PrefetchedStep] = {}
         self._busy = BusyTimer()
 
     def __enter__(self) -> "SyncRollouts":
         self._thread = EventLoopThread()
         try:
             self.rollouts = self._thread.run(self._stack.enter_async_context(self._opener()))
-            self._places, self._news = asyncio.Semaphore(self.rollouts.concurrency), asyncio.Condition()
+            self._slots, self._changed = asyncio.Semaphore(self.rollouts.concurrency), asyncio.Condition()
         except BaseException:
             # Python does not call `__exit__` if `__enter__` raises.
             self.__exit__(None, None, None)
@@ -135,13 +135,13 @@ class SyncRollouts:
 
         The engine must hold the weights of `policy_step`. Prefetched rollouts of that step are awaited.
         """
-        if policy_step in self._early:
+        if policy_step in self._prefetched:
             # These rollouts were prefetched: wait for the rest of them, then update lengths and statistics.
-            step, _, rollouts = self._early.pop(policy_step)
-            played = rollouts.wait()
-            self.rollouts.learn_lengths(step.tasks, played)
+            step, _, rollouts = self._prefetched.pop(policy_step)
+            trajectories = rollouts.wait()
+            self.rollouts.learn_lengths(step.tasks, trajectories)
             self.rollouts.preemption_tracker.last_batch = self._preemptions.subtract(step.preemptions)
-            return played
+            return trajectories
         trajectories = self._thread.run(self.rollouts.collect([self.tasks[i] for i in task_ids]))
         engine = self.rollouts.engine
         # Let the engine free its memory while the policy is updated.
@@ -163,14 +163,18 @@ class SyncRollouts:
             finished: rollouts that a resumed run has already played, by number.
         """
         tasks = [self.tasks[i] for i in task_ids]
-        whole = {n: replace(t, workspace=tasks[n].workspace) for n, t in finished.items()}  # a record only names it
-        step = StepRollouts(tasks, self.rollouts.length_estimator.sort_longest_first(tasks), whole, self._preemptions)
+        trajectories = {
+            n: replace(t, workspace=tasks[n].workspace) for n, t in finished.items()
+        }  # a record only names it
+        step = StepRollouts(
+            tasks, self.rollouts.length_estimator.sort_longest_first(tasks), trajectories, self._preemptions
+        )
         # One entry per group; all of them share the concurrency slots.
         groups = [
-            Prefetched(policy_step, self._places, dict(step.get_finished_before(places)))
-            for _, places in step.group_indices
+            Prefetched(policy_step, self._slots, dict(step.get_finished_before(numbers)))
+            for _, numbers in step.group_indices
         ]
-        self._early[policy_step] = _PrefetchedStep(
+        self._prefetched[policy_step] = _PrefetchedStep(
             step, groups, self._thread.start_waitable(self._finish_step(step, groups))
         )
 
@@ -193,21 +197,23 @@ class SyncRollouts:
             step.is_closed = True
             await self._notify()
 
-    async def _run_group(self, step: StepRollouts, number: int, early: Prefetched) -> None:
-        task, places = step.group_indices[number]
-        step.results[number] = await self.rollouts.collect_group(task, len(places), early=early)
+    async def _run_group(self, step: StepRollouts, number: int, prefetched: Prefetched) -> None:
+        task, numbers = step.group_indices[number]
+        step.results[number] = await self.rollouts.collect_group(task, len(numbers), early=prefetched)
         await self._notify()
 
     async def _notify(self) -> None:
-        async with self._news:
-            self._news.notify_all()
+        async with self._changed:
+            self._changed.notify_all()
 
     def get_finished_rollouts(self, policy_step: int) -> Mapping[int, Trajectory]:
         """Return the rollouts of a later step that ended without a failure, by number in the step."""
-        step, groups, _ = self._early[policy_step]
-        ended = [dict(early.finished_rollouts) for early in groups]  # atomic copies: the other thread adds to them
+        step, groups, _ = self._prefetched[policy_step]
+        finished = [dict(group.finished_rollouts) for group in groups]  # atomic copies: the other thread adds to them
         return {
-            places[n]: t for (_, places), group in zip(step.group_indices, ended, strict=True) for n, t in group.items()
+            numbers[n]: t
+            for (_, numbers), group in zip(step.group_indices, finished, strict=True)
+            for n, t in group.items()
         }
 
     def wait_for_first_group(self, groups: Sequence[GroupKey]) -> int:
@@ -215,9 +221,9 @@ class SyncRollouts:
         return self._thread.run(self._wait_for_first_group(groups))
 
     async def _wait_for_first_group(self, groups: Sequence[GroupKey]) -> int:
-        async with self._news:
-            while (number := find_first_ended(groups, lambda policy_step: self._early[policy_step].step)) is None:
-                await self._news.wait()
+        async with self._changed:
+            while (number := find_first_ended(groups, lambda policy_step: self._prefetched[policy_step].step)) is None:
+                await self._changed.wait()
         return number
 
     def get_ended_groups(self, policy_step: int) -> Mapping[int, Trajectory]:
@@ -225,13 +231,13 @@ class SyncRollouts:
 
         They are the trajectories that `collect` will return.
         """
-        return self._early[policy_step].step.ended_rollouts
+        return self._prefetched[policy_step].step.ended_rollouts
 
     def cancel_prefetched(self) -> None:
         """Cancel the rollouts of later steps."""
-        for begun in self._early.values():
-            begun.rollouts.cancel()
-        self._early.clear()
+        for step in self._prefetched.values():
+            step.rollouts.cancel()
+        self._prefetched.clear()
 
     @property
     def rollout_busy_s(self) -> float:
@@ -249,14 +255,14 @@ class SyncRollouts:
 
         `alter` derives the rollouts that play them; None means those of training.
         """
-        pressed = self.rollouts.preemption_tracker
+        tracker = self.rollouts.preemption_tracker
         # Keep the statistics of the training step.
-        of_the_step = pressed.last_batch
+        step_preemptions = tracker.last_batch
         rollouts = self.rollouts if alter is None else alter(self.rollouts)
         try:
             return self._thread.run(rollouts.collect(tasks, temperature))
         finally:
-            pressed.last_batch = of_the_step
+            tracker.last_batch = step_preemptions
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
         """See `Rollouts.metrics`."""

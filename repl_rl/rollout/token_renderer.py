@@ -28,7 +28,7 @@ from repl_rl.errors import ConfigError
 from repl_rl.models.describe_load_error import describe_load_error
 from repl_rl.rollout.chat_template import ChatTemplate, Message
 from repl_rl.rollout.prompts import FewShotExample, fill_template
-from repl_rl.rollout.tokenizer_audit import audit_vocabulary, read_end_tokens, refuse_ids_beyond
+from repl_rl.rollout.tokenizer_audit import audit_vocabulary, check_embedded_ids, read_end_tokens
 from repl_rl.settings.toml_values import Scalar
 from repl_rl.trajectory.console_text import PS1, PS2
 from repl_rl.trajectory.trajectory import Line, LineEnd, Observed, Prompt
@@ -61,21 +61,21 @@ _ENDS = {ChunkEnd.STOP_ID: LineEnd.NEWLINE, ChunkEnd.WATCH: LineEnd.MATCH, Chunk
 """End of a line by the end of its chunk, unless the last id is an end token."""
 _ANCHOR = "a"
 """Text before everything that is decoded, because some tokenizers drop a space at the beginning."""
-_OBSERVED_CHARS = 65_536
+_MAX_OBSERVED_CHARS = 65_536
 """Length limit of an observation before it is encoded, characters."""
-_SETTLED_IDS = 16
+_MAX_RECENT_IDS = 16
 """Number of sampled ids after which a watch no longer decodes them again."""
-_REMEMBERED_CHARS = 4096
+_MAX_CACHED_CHARS = 4096
 """Length limit of cached texts, characters. Longer texts rarely recur, and thousands of them would fill the memory."""
 
 _PROMPTS = (">>>", "...")
 """Console prompts, without the space after them."""
-_WORDS = ("x", "print", "for", "result", "import")
+_FIRST_WORDS = ("x", "print", "for", "result", "import")
 """Typical first words of a line. Digits are left out, because many vocabularies split them from every space."""
 
-_PRIVATE = (0xF0000, 0x100000)
+_PRIVATE_PLANES = (0xF0000, 0x100000)
 """First characters of the two private planes of Unicode, from which placeholders are taken."""
-_PLANE = 0xFFFD
+_PLANE_CHARS = 0xFFFD
 """Number of characters that are taken from each plane."""
 
 
@@ -123,8 +123,8 @@ class Renderer:
         self._bos = self._find_bos_ids() if bos else ()
         try:
             self.audit = audit_vocabulary(tokenizer, self._anchor, self._source, ends)
-        except _panics() as error:
-            raise self._unable("decode", error) from error
+        except _get_panic_types() as error:
+            raise self._make_error("decode", error) from error
         self.chat_template = ChatTemplate(tokenizer, self._source, chat or {}, gives_ids=self._tekken, now=now)
         """Chat template of the model."""
         self._controls = ControlTokens(tokenizer)
@@ -141,9 +141,9 @@ class Renderer:
                 "use --overshoot forbid, with which the policy never samples one, or carry; or another tokenizer",
             )
         self._encode_cached = lru_cache(maxsize=65_536)(self._encode)
-        joined = joins_words(self._encode, self.decode) if prompt_space == "auto" else prompt_space == "sampled"
+        samples_space = joins_words(self._encode, self.decode) if prompt_space == "auto" else prompt_space == "sampled"
         self._ends_in_space = lru_cache(maxsize=1024)(lambda token: self.decode((token,)).endswith(" "))
-        self.samples_space = joined
+        self.samples_space = samples_space
         """True if the policy writes the space that ends a prompt."""
 
     @classmethod
@@ -163,25 +163,25 @@ class Renderer:
             ConfigError: no usable tokenizer exists, the model has no embedding for some of its ids, or its vocabulary
                 or an argument of `chat` is refused.
         """
-        place = Path(folder)
-        tekken, usual = (place / "tekken.json").is_file(), any(place.glob("tokenizer*"))
-        if place.is_dir() and not tekken and not usual:
-            raise ConfigError("model folder without tokenizer", str(folder), "save the tokenizer beside the weights")
-        if tekken and not usual and find_spec("mistral_common") is None:
+        path = Path(folder)
+        has_tekken, has_tokenizer_files = (path / "tekken.json").is_file(), any(path.glob("tokenizer*"))
+        if path.is_dir() and not has_tekken and not has_tokenizer_files:
+            raise ConfigError("model folder without tokenizer", str(folder), "save the tokenizer next to the weights")
+        if has_tekken and not has_tokenizer_files and find_spec("mistral_common") is None:
             raise ConfigError("tokenizer folder", str(folder), "tekken.json needs `pip install mistral-common`")
         # If both formats exist, transformers would choose by the installed packages.
-        choice = {"mistral_format": not usual} if tekken else {}
-        # Not imported above: torch comes with it, which a mistake in the settings need not wait for.
+        choice = {"mistral_format": not has_tokenizer_files} if has_tekken else {}
+        # Load the class late: it imports torch, and wrong settings are reported without that wait.
         load = transformers.AutoTokenizer
         try:
             tokenizer = load.from_pretrained(str(folder), trust_remote_code=False, **choice)
         # A parser may raise anything for foreign bytes.
-        except _panics(Exception) as error:
+        except _get_panic_types(Exception) as error:
             raise ConfigError(
                 "tokenizer folder", str(folder), f"it cannot be loaded: {describe_load_error(error)}"
             ) from error
-        refuse_ids_beyond(tokenizer, place)
-        ends = read_end_tokens(place)
+        check_embedded_ids(tokenizer, path)
+        ends = read_end_tokens(path)
         return cls(tokenizer, overshoot, str(folder), ends=ends, chat=chat, bos=bos, prompt_space=prompt_space, now=now)
 
     @property
@@ -237,12 +237,12 @@ class Renderer:
             ConfigError: the template does not exist, or the model has no chat template.
         """
         # A template without a system message is plain text; otherwise the chat template formats the question.
-        begun = fill_template(template, question, version, told)
-        prefill = begun.console if console else ""
-        if begun.system is None:
-            return self.build_plain_prompt(begun.head + prefill)
-        asked = self.build_question_prompt(begun.system, begun.question, begun.examples)
-        return Prompt(asked.text + prefill, (*asked.token_ids, *self.encode_splice(prefill)))
+        filled = fill_template(template, question, version, told)
+        prefill = filled.console if console else ""
+        if filled.system is None:
+            return self.build_plain_prompt(filled.head + prefill)
+        prompt = self.build_question_prompt(filled.system, filled.question, filled.examples)
+        return Prompt(prompt.text + prefill, (*prompt.token_ids, *self.encode_splice(prefill)))
 
     def build_plain_prompt(self, text: str) -> Prompt:
         """Build a prompt from `text`, without a chat template.
@@ -251,15 +251,15 @@ class Renderer:
         """
         if not self._bos:
             return Prompt(text, self.encode_splice(text))
-        spliced = self._strip_withheld_space(text)
-        ids = (*self._bos, *self._encode_first(spliced))
-        return Prompt(self.decode(ids) + text[len(spliced) :], ids)
+        body = self._strip_withheld_space(text)
+        ids = (*self._bos, *self._encode_first(body))
+        return Prompt(self.decode(ids) + text[len(body) :], ids)
 
     def build_prompt_from_ids(self, token_ids: Sequence[int]) -> Prompt:
         """Build a prompt from ids. Its text includes the space after a console prompt that the policy is to write."""
         text = self.decode(token_ids)
-        bare = self.samples_space and text.endswith((PS1.rstrip(), PS2.rstrip()))
-        return Prompt(f"{text} " if bare else text, tuple(token_ids))
+        space_withheld = self.samples_space and text.endswith((PS1.rstrip(), PS2.rstrip()))
+        return Prompt(f"{text} " if space_withheld else text, tuple(token_ids))
 
     def build_question_prompt(self, system: str, question: str, examples: Sequence[FewShotExample] = ()) -> Prompt:
         """Build a question in the model's chat template, up to the policy's turn.
@@ -290,32 +290,32 @@ class Renderer:
         # Step 1: format the messages as they are, and replace spelled control tokens by placeholders.
         text = self.chat_template.render_text(messages, True, tools)
         ids = self.encode_with_control_tokens(text)
-        harmless, spelled = self._controls.replace(messages, self.encode_with_control_tokens)
+        harmless, placeholders = self._controls.replace(messages, self.encode_with_control_tokens)
         # Step 2: if a message could complete a control token with text of the template, replace whole messages.
         if self._controls.can_complete_token(messages):
-            apart, whole = self._controls.replace_whole(messages)
-            found = self.encode_with_control_tokens(self.chat_template.render_text(apart, True, tools))
-            if spelled or self._controls.find_in(found) != self._controls.find_in(ids):
-                harmless, spelled = apart, whole
-        if not spelled:
+            replaced, whole_placeholders = self._controls.replace_whole(messages)
+            control_ids = self.encode_with_control_tokens(self.chat_template.render_text(replaced, True, tools))
+            if placeholders or self._controls.find_in(control_ids) != self._controls.find_in(ids):
+                harmless, placeholders = replaced, whole_placeholders
+        if not placeholders:
             return Prompt(text, ids)
         # Step 3: encode the text of the template with control tokens, and the replaced texts without.
-        unspelled = self.chat_template.render_text(harmless, True, tools)
-        pieces = spelled.split_at_placeholders(unspelled)
+        rendered = self.chat_template.render_text(harmless, True, tools)
+        pieces = placeholders.split_at_placeholders(rendered)
         if "".join(pieces) == text:
             encoders = (self.encode_with_control_tokens, self.encode)
             return Prompt(text, tuple(t for i, piece in enumerate(pieces) for t in encoders[i % 2](piece)))
-        if self._controls.find_in(self.encode_with_control_tokens(unspelled)) == self._controls.find_in(ids):
+        if self._controls.find_in(self.encode_with_control_tokens(rendered)) == self._controls.find_in(ids):
             return Prompt(text, ids)  # the template itself writes the spelling in harmless characters
         remedy = "it writes a control token that a message spells in another way; leave it out of the message"
-        raise ConfigError(self.chat_template.name, spelled.replaced_texts[0], remedy)
+        raise ConfigError(self.chat_template.name, placeholders.replaced_texts[0], remedy)
 
     def encode_with_control_tokens(self, text: str) -> tuple[int, ...]:
         """Encode text of a chat template: control tokens in it are recognised, and none is added."""
         try:
             return tuple(self.tokenizer.encode(text, add_special_tokens=False))
-        except _panics() as error:
-            raise self._unable("encode", error) from error
+        except _get_panic_types() as error:
+            raise self._make_error("encode", error) from error
 
     def make_watch(
         self, until: str | re.Pattern[str], before: Prompt | Observed | None = None
@@ -325,19 +325,19 @@ class Renderer:
         `before` is the prompt or observation before the line, as in `make_line`.
         """
         pattern = re.compile(until)
-        settled, recent = "", list[int]()
+        settled_text, recent = "", list[int]()
         withheld = " " if before is not None and self.withholds_space(before) else ""
 
         def matches(token: int) -> bool:
-            nonlocal settled
+            nonlocal settled_text
             recent.append(token)
             text = self.decode(recent)
-            found = pattern.search((settled + text).removeprefix(withheld)) is not None
+            matched = pattern.search((settled_text + text).removeprefix(withheld)) is not None
             # Decode only the newest ids again: the last one may hold part of a character, which decodes to U+FFFD.
-            if len(recent) >= _SETTLED_IDS and not text.endswith("\ufffd"):
-                settled += text
+            if len(recent) >= _MAX_RECENT_IDS and not text.endswith("\ufffd"):
+                settled_text += text
                 recent.clear()
-            return found
+            return matched
 
         return matches
 
@@ -347,19 +347,19 @@ class Renderer:
         More than 65,536 characters are cut in the same way before anything is encoded, because rollouts share one
         thread. `last` means that no line follows.
         """
-        cut = len(text) > _OBSERVED_CHARS
+        cut = len(text) > _MAX_OBSERVED_CHARS
         if cut:
-            half, left_out = _OBSERVED_CHARS // 2, len(text) - _OBSERVED_CHARS
+            half, left_out = _MAX_OBSERVED_CHARS // 2, len(text) - _MAX_OBSERVED_CHARS
             text = f"{text[:half]}\n[... {left_out} characters cut ...]\n{text[-half:]}"
-        spliced = text if last else self._strip_withheld_space(text)
-        ids = self.encode(spliced)
+        body = text if last else self._strip_withheld_space(text)
+        ids = self.encode(body)
         if max_tokens is None or len(ids) <= max_tokens:
             # Some vocabularies have no id for some control characters. Text without any token is not shown.
             return Observed(text if ids else "", ids, cut)
         marker = f"\n[... {len(ids) - max_tokens} tokens cut ...]\n"
         # Keep both ends; the marker comes on top of `max_tokens`.
         head, tail = ids[: max_tokens // 2], ids[len(ids) - (max_tokens - max_tokens // 2) :]
-        shown = self.decode(head) + marker + self.decode(tail) + text[len(spliced) :]
+        shown = self.decode(head) + marker + self.decode(tail) + text[len(body) :]
         return Observed(shown, (*head, *self.encode(marker), *tail), cut=True)
 
     def encode_splice(self, text: str) -> tuple[int, ...]:
@@ -391,7 +391,7 @@ class Renderer:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Encode `text` alone: no special token is added or recognised."""
-        return self._encode_cached(text) if len(text) <= _REMEMBERED_CHARS else self._encode(text)
+        return self._encode_cached(text) if len(text) <= _MAX_CACHED_CHARS else self._encode(text)
 
     def encode_as_sampled(self, text: str, before: Prompt | Observed | None = None) -> tuple[int, ...]:
         """Encode `text` as the policy could have sampled it, without forbidden ids.
@@ -435,12 +435,12 @@ class Renderer:
 
     def _find_bos_ids(self) -> tuple[int, ...]:
         """Return the ids that the tokenizer's post-processor puts before a text: BOS, or several, or none."""
-        bare = list(self._anchor)
+        anchor = list(self._anchor)
         # The ids in front of the anchor are those that the tokenizer adds.
-        whole = self._raw_encode(_ANCHOR, special=True)
-        places = range(len(whole) - len(bare) + 1)
-        found = next((i for i in places if whole[i : i + len(bare)] == bare), 0)
-        return tuple(whole[:found])
+        ids = self._raw_encode(_ANCHOR, special=True)
+        positions = range(len(ids) - len(anchor) + 1)
+        bos_count = next((i for i in positions if ids[i : i + len(anchor)] == anchor), 0)
+        return tuple(ids[:bos_count])
 
     def _raw_encode(self, text: str, special: bool = False) -> list[int]:
         as_text = {} if self._tekken else {"split_special_tokens": True}  # Tekken never reads control tokens in text
@@ -448,8 +448,8 @@ class Renderer:
             if self._backend is not None:
                 return self._backend.encode(text, add_special_tokens=special).ids
             ids: list[int] = self.tokenizer(text, add_special_tokens=special, **as_text)["input_ids"]
-        except _panics() as error:
-            raise self._unable("encode", error) from error
+        except _get_panic_types() as error:
+            raise self._make_error("encode", error) from error
         return ids
 
     def _raw_decode(self, ids: Sequence[int]) -> str:
@@ -457,10 +457,10 @@ class Renderer:
             if self._backend is not None:
                 return self._backend.decode(ids, skip_special_tokens=False)
             return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
-        except _panics() as error:
-            raise self._unable("decode", error) from error
+        except _get_panic_types() as error:
+            raise self._make_error("decode", error) from error
 
-    def _unable(self, verb: str, error: BaseException) -> ConfigError:
+    def _make_error(self, verb: str, error: BaseException) -> ConfigError:
         reason = " ".join(str(error).split())[:300]
         return ConfigError(f"tokenizer of {self._source}", reason, f"it cannot {verb} this text; use another model")
 
@@ -480,13 +480,13 @@ def _copy_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer | None:
     return backend
 
 
-def _panics(*others: type[BaseException]) -> tuple[type[BaseException], ...]:
+def _get_panic_types(*further: type[BaseException]) -> tuple[type[BaseException], ...]:
     """Return `others`, and the type that a library in Rust raises for a panic.
 
-    tokenizers panics if a regular expression of tokenizer.json comes to no end. The type is no `Exception`, and no
+    tokenizers panics if a regular expression of tokenizer.json does not terminate. The type is no `Exception`, and no
     module exports it. Each library makes its own on its first panic.
     """
-    return (*others, *(kind for kind in BaseException.__subclasses__() if kind.__module__ == "pyo3_runtime"))
+    return (*further, *(kind for kind in BaseException.__subclasses__() if kind.__module__ == "pyo3_runtime"))
 
 
 def joins_words(encode: Encode, decode: Decode) -> bool:
@@ -497,7 +497,7 @@ def joins_words(encode: Encode, decode: Decode) -> bool:
     the last space of a spliced text. The policy samples this space, and it is trained with the line. It is not part of
     the code.
     """
-    joined = [not ends_token_at(f"\n{prompt} ", word, encode, decode) for prompt in _PROMPTS for word in _WORDS]
+    joined = [not ends_token_at(f"\n{prompt} ", word, encode, decode) for prompt in _PROMPTS for word in _FIRST_WORDS]
     return 2 * sum(joined) > len(joined)
 
 
@@ -524,11 +524,13 @@ class ControlTokenPlaceholders:
         Raises:
             ConfigError: the messages contain characters of both private planes.
         """
-        have = {ord(c) for message in messages for c in str(message.get("content")) if ord(c) >= _PRIVATE[0]}
-        free = [first for first in _PRIVATE if not any(first <= c < first + _PLANE for c in have)]
+        private_chars = {
+            ord(c) for message in messages for c in str(message.get("content")) if ord(c) >= _PRIVATE_PLANES[0]
+        }
+        free = [first for first in _PRIVATE_PLANES if not any(first <= c < first + _PLANE_CHARS for c in private_chars)]
         if not free:
-            remedy = "its control tokens are text, and characters of both private planes are in it too; leave these out"
-            raise ConfigError("message", chr(min(have)), remedy)
+            remedy = "it has control tokens as text, and characters of both private planes; leave these characters out"
+            raise ConfigError("message", chr(min(private_chars)), remedy)
         self._first = free[0]
         self._numbers: dict[str, int] = {}
 
@@ -542,20 +544,20 @@ class ControlTokenPlaceholders:
 
     def make_placeholder(self, text: str) -> str:
         """Return the placeholder of a text."""
-        number = self._numbers.setdefault(text, len(self._numbers) % _PLANE)
+        number = self._numbers.setdefault(text, len(self._numbers) % _PLANE_CHARS)
         return chr(self._first + number) * len(text)
 
     def split_at_placeholders(self, written: str) -> list[str]:
         """Split a text at the placeholders, and restore their texts: text, replaced, text, replaced, ..., text."""
-        pieces = re.split(f"((?P<one>[{chr(self._first)}-{chr(self._first + _PLANE - 1)}])(?P=one)*)", written)
+        pieces = re.split(f"((?P<one>[{chr(self._first)}-{chr(self._first + _PLANE_CHARS - 1)}])(?P=one)*)", written)
         # Each match adds two pieces, one per group of the pattern; the second one is not needed.
         del pieces[2::3]
         return [self._restore_text(piece) if i % 2 else piece for i, piece in enumerate(pieces)]
 
-    def _restore_text(self, found: str) -> str:
-        text = self.replaced_texts[ord(found[0]) - self._first]
+    def _restore_text(self, placeholder: str) -> str:
+        text = self.replaced_texts[ord(placeholder[0]) - self._first]
         # The template may have cut or repeated the placeholder, so the text is cut or repeated to its length.
-        return (text * (len(found) // len(text) + 1))[: len(found)]
+        return (text * (len(placeholder) // len(text) + 1))[: len(placeholder)]
 
 
 class ControlTokens:
@@ -573,23 +575,23 @@ class ControlTokens:
         self, messages: Sequence[Message], encode: EncodeWithControlTokens
     ) -> tuple[Sequence[Message], ControlTokenPlaceholders]:
         """Replace spelled control tokens by placeholders, and return the messages with the replaced texts."""
-        spelled = ControlTokenPlaceholders(messages)
+        placeholders = ControlTokenPlaceholders(messages)
 
-        def replaced(content: str) -> str:
+        def replace_spelled(content: str) -> str:
             if self._ids.isdisjoint(encode(content)):
                 return content
-            once = self._pattern.sub(lambda match: spelled.make_placeholder(match[0]), content)
+            replaced = self._pattern.sub(lambda match: placeholders.make_placeholder(match[0]), content)
             # Any control token left is spelled in characters that the tokenizer normalises: replace the whole content.
-            return once if self._ids.isdisjoint(encode(once)) else spelled.make_placeholder(content)
+            return replaced if self._ids.isdisjoint(encode(replaced)) else placeholders.make_placeholder(content)
 
-        return _map_contents(messages, replaced), spelled
+        return _map_contents(messages, replace_spelled), placeholders
 
     def replace_whole(self, messages: Sequence[Message]) -> tuple[Sequence[Message], ControlTokenPlaceholders]:
         """Replace each content by one placeholder, and return the messages with the replaced texts."""
-        spelled = ControlTokenPlaceholders(messages)
+        placeholders = ControlTokenPlaceholders(messages)
         return _map_contents(
-            messages, lambda text: text.replace(bare := text.strip(), spelled.make_placeholder(bare))
-        ), spelled
+            messages, lambda text: text.replace(stripped := text.strip(), placeholders.make_placeholder(stripped))
+        ), placeholders
 
     def can_complete_token(self, messages: Sequence[Message]) -> bool:
         """Return True if a content begins or ends like part of a control token, which the template could complete."""

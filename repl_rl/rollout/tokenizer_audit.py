@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from repl_rl.errors import ConfigError
 
-_SAY_SO = ("generation_config.json", "config.json")
+_END_TOKEN_FILES = ("generation_config.json", "config.json")
 """Files of a model folder that name end tokens in addition to the tokenizer's."""
 
 
@@ -26,7 +26,7 @@ class VocabularyAudit:
 
 
 def audit_vocabulary(
-    tokenizer: PreTrainedTokenizerBase, anchor: Sequence[int], source: str, further: Collection[int] = ()
+    tokenizer: PreTrainedTokenizerBase, anchor: Sequence[int], source: str, extra_ends: Collection[int] = ()
 ) -> VocabularyAudit:
     """Check every id once.
 
@@ -34,7 +34,7 @@ def audit_vocabulary(
         tokenizer: owner of the vocabulary.
         anchor: ids before each decoded id, because some tokenizers drop a first space.
         source: name of the vocabulary in error messages.
-        further: end tokens in addition to the tokenizer's; ids outside the vocabulary are left out.
+        extra_ends: end tokens in addition to the tokenizer's; ids outside the vocabulary are left out.
 
     Raises:
         ConfigError: no id contains a newline, or no end token is named.
@@ -52,7 +52,7 @@ def audit_vocabulary(
     if not newline:
         raise ConfigError(f"vocabulary of {source}", "without a newline", "no line can end; use another")
     # A model folder may name ids that its tokenizer does not have.
-    ends = {i for i in further if 0 <= i < len(texts)}
+    ends = {i for i in extra_ends if 0 <= i < len(texts)}
     if tokenizer.eos_token_id is not None:
         ends.add(int(tokenizer.eos_token_id))
     if not ends:
@@ -68,12 +68,12 @@ def read_end_tokens(folder: Path) -> frozenset[int]:
     Raises:
         ConfigError: a file that could name some is not JSON.
     """
-    said = (_read_json_table(folder / name) for name in _SAY_SO)
-    parts = [part for whole in said for part in (whole, whole.get("text_config")) if isinstance(part, Mapping)]
+    tables = (_read_json_table(folder / name) for name in _END_TOKEN_FILES)
+    parts = [part for table in tables for part in (table, table.get("text_config")) if isinstance(part, Mapping)]
     return frozenset(i for part in parts for i in _get_token_ids(part.get("eos_token_id")))
 
 
-def refuse_ids_beyond(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def check_embedded_ids(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Check that the model in `folder` has an embedding for every ordinary id of its tokenizer.
 
     Added tokens may have larger ids: Gemma 3 has one that only its larger variants embed. A config.json without a
@@ -99,10 +99,10 @@ def _read_json_table(file: Path) -> Mapping[str, object]:
     if not file.is_file():
         return {}
     try:
-        found: object = json.loads(file.read_text())
+        content: object = json.loads(file.read_text())
     except ValueError as error:
         raise ConfigError("file of the model", str(file), f"it is not JSON: {error}") from error
-    return found if isinstance(found, Mapping) else {}
+    return content if isinstance(content, Mapping) else {}
 
 
 def _get_token_ids(value: object) -> list[int]:

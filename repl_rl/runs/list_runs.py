@@ -90,9 +90,9 @@ def list_runs(folder: Path) -> list[RunInfo]:
         ConfigError: `folder` is not a folder, or cannot be read.
     """
     if not folder.is_dir():
-        raise ConfigError("folder of runs", str(folder), "there is none; give the folder that --out of train named")
-    places = [place for place in folder.iterdir() if place.is_dir() and not place.name.startswith(".")]
-    return sorted(map(read_run_info, places), key=lambda run: (-run.modified_s, run.path.name))
+        raise ConfigError("folder of runs", str(folder), "it does not exist; give the --out folder of train")
+    folders = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    return sorted(map(read_run_info, folders), key=lambda run: (-run.modified_s, run.path.name))
 
 
 def read_run_info(run: Path) -> RunInfo:
@@ -115,26 +115,28 @@ def _read_run(run: Path, size: int, changed_s: float) -> RunInfo:
     Raises:
         StoreError: one of its files cannot be read, or its summary has an unknown status.
     """
-    summary, settings, done = read_summary(run) or {}, read_settings(run), read_metric_rows(run)
+    summary, settings, rows = read_summary(run) or {}, read_settings(run), read_metric_rows(run)
     # A locked folder is running, even if an older summary has another status.
     if is_locked(run):
         status = RunStatus.RUNNING
     else:
-        status = next((ended for ended in _END_STATUSES if summary.get("status") == ended), RunStatus.KILLED)
+        status = next(
+            (end_status for end_status in _END_STATUSES if summary.get("status") == end_status), RunStatus.KILLED
+        )
         # A summary with an unknown status is broken; a run without a summary was killed.
         if summary and status is RunStatus.KILLED:
-            raise StoreError(f"{str(run / SUMMARY)!r} says that its status is {summary.get('status')!r}")
+            raise StoreError(f"{str(run / SUMMARY)!r} has the unknown status {summary.get('status')!r}")
     # A running or killed run may have no summary, so the planned steps come from its settings.
     trainer = settings.get("trainer")
     planned = summary.get("steps", trainer.get("steps") if isinstance(trainer, Mapping) else None)
-    step = done[-1].get("step") if done else 0
+    step = rows[-1].get("step") if rows else 0
     return RunInfo(
         run,
         status,
         size,
         changed_s,
         str(summary.get("error", "")) if status in _END_STATUSES else "",
-        step if isinstance(step, int) else len(done),
+        step if isinstance(step, int) else len(rows),
         planned if isinstance(planned, int) else None,
         summary,
         settings,
@@ -148,23 +150,23 @@ def compute_disk_bytes(folder: Path) -> int:
         OSError: a part of it cannot be read. Files that disappear during the walk count as 0.
     """
     # Keyed by device and inode, so that hard links count once.
-    seen: dict[tuple[int, int], int] = {}
+    sizes: dict[tuple[int, int], int] = {}
 
     def raise_error(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):
             raise error
 
-    for place, folders, files in os.walk(folder, onerror=raise_error):
+    for parent, folders, files in os.walk(folder, onerror=raise_error):
         for name in (".", *folders, *files):
             try:
-                found = os.lstat(os.path.join(place, name))
+                info = os.lstat(os.path.join(parent, name))
             except FileNotFoundError:
                 continue
-            seen[found.st_dev, found.st_ino] = _BLOCK * found.st_blocks
-    return sum(seen.values())
+            sizes[info.st_dev, info.st_ino] = _BLOCK * info.st_blocks
+    return sum(sizes.values())
 
 
 def _get_modified_s(run: Path) -> float:
     """Return the time of the last write to the folder or its files, seconds since 1970."""
-    places = (run, *(run / name for name in (CONFIG, METRICS, SUMMARY)))
-    return max(place.stat().st_mtime for place in places if place.exists())
+    paths = (run, *(run / name for name in (CONFIG, METRICS, SUMMARY)))
+    return max(path.stat().st_mtime for path in paths if path.exists())

@@ -110,14 +110,14 @@ def is_same(recorded: ShownText, now: ShownText) -> bool:
         return recorded.text == now.text
     # A program may have printed text that looks like the marker, so try every match. A cut between two tokens may split
     # a character, which decodes to replacement characters.
-    for cut in _CUT_MARK.finditer(recorded.text):
-        head, tail = recorded.text[: cut.start()].rstrip("\ufffd"), recorded.text[cut.end() :].lstrip("\ufffd")
+    for mark in _CUT_MARK.finditer(recorded.text):
+        head, tail = recorded.text[: mark.start()].rstrip("\ufffd"), recorded.text[mark.end() :].lstrip("\ufffd")
         if len(head) + len(tail) <= len(now.text) and now.text.startswith(head) and now.text.endswith(tail):
             return True
     return False
 
 
-def holds_result(recorded: ShownText, result: LineResult) -> bool:
+def contains_result(recorded: ShownText, result: LineResult) -> bool:
     """Return True if a sampler's observation of console output contains the output of the replay.
 
     Between the fences of the shipped sampler, and in comments, the whole text is compared. In any other text, each line
@@ -130,7 +130,7 @@ def holds_result(recorded: ShownText, result: LineResult) -> bool:
         return is_same(replace(recorded, text=printed), ShownText(result.text + end, result.status, result.truncated))
     if recorded.status is not result.status or is_shown_as_comments(recorded, result):
         return recorded.status is result.status
-    return recorded.truncated or _occurs(extract_error_message(result).rstrip("\n"), recorded.text)
+    return recorded.truncated or _contains_lines(extract_error_message(result).rstrip("\n"), recorded.text)
 
 
 def is_shown_as_comments(recorded: ShownText, result: LineResult) -> bool:
@@ -138,23 +138,23 @@ def is_shown_as_comments(recorded: ShownText, result: LineResult) -> bool:
     return is_same(recorded, ShownText(format_as_comments(result), result.status, result.truncated))
 
 
-def _occurs(printed: str, text: str) -> bool:
+def _contains_lines(printed: str, text: str) -> bool:
     """Return True if `text` has each line of `printed`, in order."""
-    at = 0
+    position = 0
     for line in printed.split("\n"):
-        found = text.find(line, at)
-        if found < 0:
+        start = text.find(line, position)
+        if start < 0:
             return False
-        at = found + len(line)
+        position = start + len(line)
     return True
 
 
 def guess_cause(
-    sources: Sequence[str], recorded: ShownText, now: ShownText, again: ShownText | None
+    sources: Sequence[str], recorded: ShownText, now: ShownText, second_replay: ShownText | None
 ) -> DifferenceCause:
     """Return the probable cause of a difference.
 
-    `sources` are the executed lines, this one last; `again` is a second replay.
+    `sources` are the executed lines, this one last; `second_replay` is a second replay.
     """
     if is_same(_remove_addresses(recorded), _remove_addresses(now)):
         return DifferenceCause.ADDRESSES
@@ -162,10 +162,10 @@ def guess_cause(
         return DifferenceCause.TIME
     # Look for clocks, random sources and the like in every line that this one depends on.
     words = _find_reached_words(sources)
-    for found, names in _CAUSE_WORDS.items():
+    for cause, names in _CAUSE_WORDS.items():
         if words & names:
-            return found
-    return DifferenceCause.ENVIRONMENT if again is None or again == now else DifferenceCause.RANDOMNESS
+            return cause
+    return DifferenceCause.ENVIRONMENT if second_replay is None or second_replay == now else DifferenceCause.RANDOMNESS
 
 
 def _remove_addresses(shown: ShownText) -> ShownText:
@@ -180,8 +180,8 @@ def _find_reached_words(sources: Sequence[str]) -> set[str]:
     # Walk back, because a line can only depend on earlier ones.
     for source in reversed(sources[:-1]):
         for physical in source.split("\n"):
-            found = _BINDING.match(physical)
-            bound = _WORD.findall(found[1] if found and found[1] is not None else physical) if found else []
+            match = _BINDING.match(physical)
+            bound = _WORD.findall(match[1] if match and match[1] is not None else physical) if match else []
             if words.intersection(bound):
                 words.update(_WORD.findall(source))
     return words
@@ -235,7 +235,7 @@ class Replay:
         self._transitions = build_transitions(trajectory)
         self._console = console
         self._buffer = LineBuffer()
-        self._more = False
+        self._in_cell = False
 
     @property
     def ended(self) -> bool:
@@ -245,7 +245,7 @@ class Replay:
     @property
     def current_prompt(self) -> str:
         """Prompt that the console shows now."""
-        return choose_prompt(self._more)
+        return choose_prompt(self._in_cell)
 
     @property
     def is_edited(self) -> bool:
@@ -262,14 +262,14 @@ class Replay:
             raise ConfigError("replay.step()", self.position, f"the trajectory has {len(self._transitions)} lines")
         # A line without an execution, such as an answer that was written as text, is skipped.
         recorded = self._transitions[self.position]
-        run = recorded.line.execution
-        if run is None or not run.ran:
+        execution = recorded.line.execution
+        if execution is None or not execution.ran:
             self.position += 1
             return None
         # The buffer follows recorded lines, so that a line of the user later continues the open block.
         if recorded.was_typed:
             self._buffer.feed(recorded.line.text + "\n" * (recorded.line.end is LineEnd.EOS))
-        step = await self._run(recorded.line.text, run.ran, self.position, recorded)
+        step = await self._run(recorded.line.text, execution.ran, self.position, recorded)
         self.position += 1
         return step
 
@@ -305,27 +305,27 @@ class Replay:
         Raises:
             ConfigError: the console has ended, or waits for the rest of a cell.
         """
-        if self._more:
+        if self._in_cell:
             raise ConfigError("console", "within a cell", "finish the cell first")
         return (await push_lines(self._open(), [STATE_LINE])).text.strip()
 
     async def _run_typed(self, text: str, line: int | None) -> ReplayedLine:
         """Run a line of the user, with a newline at its end."""
-        closed = text if text.endswith("\n") else f"{text}\n"
-        return await self._run(closed, self._buffer.feed(closed), line, None)
+        line_text = text if text.endswith("\n") else f"{text}\n"
+        return await self._run(line_text, self._buffer.feed(line_text), line, None)
 
     async def _run(
         self, text: str, lines: tuple[str, ...], line: int | None, recorded: LineTransition | None
     ) -> ReplayedLine:
         """Run physical lines in the console, and add the step, with its difference from the recorded line."""
-        run = recorded.line.execution if recorded is not None else None
-        self._recall.expect_calls(run.calls if run is not None else ())
+        execution = recorded.line.execution if recorded is not None else None
+        self._recall.expect_calls(execution.calls if execution is not None else ())
         results = await push_each(self._open(), lines)
         result = combine_results(results)
-        self._more = result.incomplete
+        self._in_cell = result.incomplete
         # No prompt follows an end token, because the policy reads nothing more.
-        over = recorded is not None and recorded.line.end is LineEnd.EOS and not recorded.next_prompt
-        next_prompt = "" if self._console.ended or over else choose_prompt(result.incomplete)
+        is_last = recorded is not None and recorded.line.end is LineEnd.EOS and not recorded.next_prompt
+        next_prompt = "" if self._console.ended or is_last else choose_prompt(result.incomplete)
         shown = ShownText(result.text + next_prompt, result.status, result.truncated)
         step = ReplayedLine(text, result, shown, line, lines[: len(results)], recorded)
         if recorded is not None:
@@ -335,24 +335,30 @@ class Replay:
 
     def _compare(self, recorded: LineTransition, step: ReplayedLine) -> Difference | None:
         """Return the difference of a step from its recorded line, or None if they agree."""
-        run, observed = recorded.line.execution, recorded.observed
-        assert run is not None
-        before = ShownText(observed.text if observed else "", run.status, observed is not None and observed.cut)
-        last = self.position + 1 == len(self._transitions)
+        execution, observed = recorded.line.execution, recorded.observed
+        assert execution is not None
+        recorded_text = ShownText(
+            observed.text if observed else "", execution.status, observed is not None and observed.cut
+        )
+        is_last = self.position + 1 == len(self._transitions)
         # The comparison depends on what the sampler put into the record: only a status, console text, or its own text.
         if observed is None and not recorded.was_typed:
-            agrees = run.status in (step.result.status, normalize_block_result(step.result).status)
-        elif recorded.was_typed and (recorded.next_prompt or last or observed is None):
-            agrees = is_same(before, step.shown) or is_shown_as_comments(before, step.result)
+            agrees = execution.status in (step.result.status, normalize_block_result(step.result).status)
+        elif recorded.was_typed and (recorded.next_prompt or is_last or observed is None):
+            agrees = is_same(recorded_text, step.shown) or is_shown_as_comments(recorded_text, step.result)
         else:
-            agrees = holds_result(before, step.result) or holds_result(before, normalize_block_result(step.result))
+            agrees = contains_result(recorded_text, step.result) or contains_result(
+                recorded_text, normalize_block_result(step.result)
+            )
         if agrees and not self._recall.difference:
             return None
         # A known cause wins over the guess: changed calls, and above all a typed line.
-        sources = [each.text for each in (*self.steps, step)]
-        why = DifferenceCause.HOST if self._recall.difference else guess_cause(sources, before, step.shown, None)
-        why = DifferenceCause.EDIT if self.is_edited else why
-        return Difference(self.position, before, step.shown, why)
+        sources = [entry.text for entry in (*self.steps, step)]
+        cause = (
+            DifferenceCause.HOST if self._recall.difference else guess_cause(sources, recorded_text, step.shown, None)
+        )
+        cause = DifferenceCause.EDIT if self.is_edited else cause
+        return Difference(self.position, recorded_text, step.shown, cause)
 
     def _open(self) -> SandboxSession:
         """Return the console.
@@ -393,15 +399,15 @@ def validate_replayable(trajectory: Trajectory) -> None:
     Raises:
         ConfigError: for some executed line the console's input is unknown.
     """
-    runs = list(trajectory.executions)
+    executions = list(trajectory.executions)
     # An answer that was written as text was not executed.
-    unknown = [run for run in runs if not run.ran and run.answer is None]
+    unknown = [execution for execution in executions if not execution.ran and execution.answer is None]
     if unknown:
         text = next(line.text for line in trajectory.lines if line.execution is not None and not line.execution.ran)
-        remedy = "its record does not say what a console was given; it can be shown, but not executed again"
+        remedy = "its record lacks the input of the console; it can be shown, but not executed again"
         raise ConfigError(f"trajectory {trajectory.id}, a line that was executed", text[:40], remedy)
     # An old record of an answer in a console looks the same.
-    if runs and not any(run.ran for run in runs):
+    if executions and not any(execution.ran for execution in executions):
         remedy = "its record has no input of a console; it can be shown, but not executed again"
         raise ConfigError(f"trajectory {trajectory.id}", "an answer in its text", remedy)
 
@@ -455,30 +461,32 @@ def get_branch_point(trajectory: Trajectory, line: int) -> BranchPoint:
         raise ConfigError("line to branch from", line, f"give 0 to {len(trajectory.lines)}")
     # Keep the segments before the point, and cut the one that contains it.
     segments: list[Segment] = []
-    left = line
+    remaining = line
     for segment in trajectory.segments:
         if isinstance(segment, Observed):
             segments.append(segment)
-        elif left == 0:
+        elif remaining == 0:
             break
         else:
-            segments.append(Sampled(segment.lines[:left]))
+            segments.append(Sampled(segment.lines[:remaining]))
             # An observation follows the whole segment, not a part of it.
-            if left < len(segment.lines):
+            if remaining < len(segment.lines):
                 break
-            left -= len(segment.lines)
-    # The typist finds the text after the last newline, which the next line continues.
-    typist = TypedLineTracker()
-    runs = [(each, each.execution) for each in trajectory.lines[:line] if each.execution is not None]
-    for each, run in runs:
-        typist.check_typed(each.text, run.ran, each.end is LineEnd.EOS)
+            remaining -= len(segment.lines)
+    # The tracker finds the text after the last newline, which the next line continues.
+    tracker = TypedLineTracker()
+    runs = [(recorded, recorded.execution) for recorded in trajectory.lines[:line] if recorded.execution is not None]
+    for recorded, execution in runs:
+        tracker.check_typed(recorded.text, execution.ran, recorded.end is LineEnd.EOS)
     # Nothing can follow an end token or a submitted answer.
-    last = trajectory.lines[line - 1].execution if line else None
-    over = trajectory.stop is Stop.EOS and line == len(trajectory.lines)
-    if over or (last is not None and (last.answer is not None or not isinstance(segments[-1], Observed))):
+    last_execution = trajectory.lines[line - 1].execution if line else None
+    ended = trajectory.stop is Stop.EOS and line == len(trajectory.lines)
+    if ended or (
+        last_execution is not None and (last_execution.answer is not None or not isinstance(segments[-1], Observed))
+    ):
         raise ConfigError("line to branch from", line, "the rollout ended with that line; give a smaller number")
-    ran = tuple(physical for _, run in runs for physical in run.ran)
-    return BranchPoint(trajectory, line, trajectory.prompt, tuple(segments), ran, typist.carry)
+    executed = tuple(physical for _, execution in runs for physical in execution.ran)
+    return BranchPoint(trajectory, line, trajectory.prompt, tuple(segments), executed, tracker.carry)
 
 
 def get_replay_branch_point(replay: Replay, renderer: Renderer) -> BranchPoint:
@@ -489,15 +497,15 @@ def get_replay_branch_point(replay: Replay, renderer: Renderer) -> BranchPoint:
     Raises:
         ConfigError: the console has ended.
     """
-    typed = next((i for i, step in enumerate(replay.steps) if step.recorded_line is None), None)
-    if typed is None:
+    typed_index = next((i for i, step in enumerate(replay.steps) if step.recorded_line is None), None)
+    if typed_index is None:
         return get_branch_point(replay.trajectory, replay.position)
     if replay.steps[-1].result.answer is not None or not replay.steps[-1].shown.text.endswith((PS1, PS2)):
         raise ConfigError("console", "ended", "nothing can follow; open a fresh replay")
     # Recorded ids are valid only up to the first typed or replaced line; the rest is encoded again.
-    first = next((step.line for step in replay.steps[typed:] if step.line is not None), replay.position)
+    first = next((step.line for step in replay.steps[typed_index:] if step.line is not None), replay.position)
     start = get_branch_point(replay.trajectory, first)
-    for step in replay.steps[typed:]:
+    for step in replay.steps[typed_index:]:
         start = _append_typed_line(start, step, renderer)
     return replace(start, line=replay.position)
 
@@ -505,9 +513,9 @@ def get_replay_branch_point(replay: Replay, renderer: Renderer) -> BranchPoint:
 def _append_typed_line(start: BranchPoint, step: ReplayedLine, renderer: Renderer) -> BranchPoint:
     """Return `start` with the text of a step appended as an observation."""
     shown = step.text + step.shown.text
-    before = start.segments[-1] if start.segments else start.prompt
+    previous = start.segments[-1] if start.segments else start.prompt
     # A withheld space has to be encoded with the text that follows it.
-    withheld = not isinstance(before, Sampled) and renderer.withholds_space(before)
+    withheld = not isinstance(previous, Sampled) and renderer.withholds_space(previous)
     ids = renderer.encode_splice(f" {shown}" if withheld and not shown.startswith("\n") else shown)
     start = replace(start, executed_lines=(*start.executed_lines, *step.executed_lines), pending_text="")
     # Text at the very beginning extends the prompt; text after an observation extends that.
@@ -564,23 +572,23 @@ async def branch(
         EngineError, UserCodeError, InvariantError: as `Rollouts.collect`.
     """
     origin = start.trajectory
-    setup = Workspace.from_content(origin.workspace.content) if origin.workspace is not None else None
-    graded = replace(task or Task(origin.task_id, origin.prompt.text, ""), workspace=setup)
+    workspace = Workspace.from_content(origin.workspace.content) if origin.workspace is not None else None
+    graded_task = replace(task or Task(origin.task_id, origin.prompt.text, ""), workspace=workspace)
     # Give each start its own seed, so that branches from different lines differ.
     seed = rollouts.seed + zlib.crc32(f"{origin.id}/{start.line}".encode())
     # Functions that exist only in the record answer the calls before the start.
-    known = {function.name for function in rollouts.host_functions}
+    names = {function.name for function in rollouts.host_functions}
     host = (
         *rollouts.host_functions,
-        *(make_recorded_function(name) for name in origin.host_functions if name not in known),
+        *(make_recorded_function(name) for name in origin.host_functions if name not in names),
     )
-    world = replace(rollouts, sampler=ContinueSampler(rollouts.sampler, start), seed=seed, host_functions=host)
-    found = await world.collect([graded] * count, temperature)
+    branching = replace(rollouts, sampler=ContinueSampler(rollouts.sampler, start), seed=seed, host_functions=host)
+    trajectories = await branching.collect([graded_task] * count, temperature)
     # Children of calls before the start belong to every branch.
     recorded_children = {c.child for line in origin.lines[: start.line] if line.execution for c in line.execution.calls}
-    before = [child for child in origin.children if child.id in recorded_children]
-    named = (t.with_id(f"{origin.id}+{start.line}.{i}", before) for i, t in enumerate(found))
-    return Branches(start, tuple(t if task else t.without_outcome() for t in named))
+    children = [child for child in origin.children if child.id in recorded_children]
+    renamed = (t.with_id(f"{origin.id}+{start.line}.{i}", children) for i, t in enumerate(trajectories))
+    return Branches(start, tuple(t if task else t.without_outcome() for t in renamed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -637,33 +645,35 @@ async def verify_trajectory(trajectory: Trajectory, sandbox: Sandbox) -> Verific
         if last is None or last.difference is None:
             return Verification(trajectory.id, len(steps), None)
         # Run the same lines again: two replays that differ show randomness.
-        again = await _replay_lines(trajectory, sandbox, len(steps))
+        second_steps = await _replay_lines(trajectory, sandbox, len(steps))
     except (ConfigError, SandboxFault, StoreError) as error:
         return Verification(trajectory.id, 0, None, str(error))
-    now = again[-1].shown if len(again) == len(steps) else None
-    return Verification(trajectory.id, len(steps), _classify_difference(steps, last.difference, now))
+    second_shown = second_steps[-1].shown if len(second_steps) == len(steps) else None
+    return Verification(trajectory.id, len(steps), _classify_difference(steps, last.difference, second_shown))
 
 
-def _classify_difference(steps: Sequence[ReplayedLine], difference: Difference, again: ShownText | None) -> Difference:
-    """Return `difference` with the cause that a second replay, `again`, makes probable."""
+def _classify_difference(
+    steps: Sequence[ReplayedLine], difference: Difference, second_shown: ShownText | None
+) -> Difference:
+    """Return `difference` with the cause that a second replay, `second_shown`, makes probable."""
     sources = [step.text for step in steps]
     # Changed calls are a known cause; only a guessed cause profits from the second replay.
     if difference.cause is DifferenceCause.HOST:
         return difference
-    return replace(difference, cause=guess_cause(sources, difference.recorded, difference.now, again))
+    return replace(difference, cause=guess_cause(sources, difference.recorded, difference.now, second_shown))
 
 
-async def _replay_lines(trajectory: Trajectory, sandbox: Sandbox, most: int | None) -> list[ReplayedLine]:
-    """Run lines until one differs (`most` None), or until `most` of them have run."""
+async def _replay_lines(trajectory: Trajectory, sandbox: Sandbox, max_lines: int | None) -> list[ReplayedLine]:
+    """Run lines until one differs (`max_lines` None), or until `max_lines` of them have run."""
     async with open_replay(trajectory, sandbox) as replay:
-        while not replay.ended and (most is None or len(replay.steps) < most):
+        while not replay.ended and (max_lines is None or len(replay.steps) < max_lines):
             step = await replay.run_next()
             if step is None:
                 continue
             # A failed sandbox shows nothing about the trajectory.
             if step.result.status is LineStatus.SANDBOX_FAULT:
                 raise SandboxFault(step.result.text or "the console did not answer")
-            if most is None and step.difference is not None:
+            if max_lines is None and step.difference is not None:
                 break
         return replay.steps
 
@@ -675,18 +685,18 @@ async def verify_all(
     on_each: Callable[[Verification], None] | None = None,
 ) -> DeterminismReport:
     """Replay trajectories, `concurrency` (>= 1) at once; call `on_each` with each result as it arrives."""
-    places = asyncio.Semaphore(concurrency)
+    slots = asyncio.Semaphore(concurrency)
 
     async def verify_one(trajectory: Trajectory) -> Verification:
-        async with places:
+        async with slots:
             verification = await verify_trajectory(trajectory, sandbox)
         if on_each is not None:
             on_each(verification)
         return verification
 
     async with asyncio.TaskGroup() as group:
-        running = [group.create_task(verify_one(t)) for t in trajectories]
-    return DeterminismReport(tuple(task.result() for task in running))
+        tasks = [group.create_task(verify_one(t)) for t in trajectories]
+    return DeterminismReport(tuple(task.result() for task in tasks))
 
 
 __all__ = [

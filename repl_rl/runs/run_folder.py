@@ -81,11 +81,11 @@ class RunFolder:
             main: False on the other ranks of a training, which only read.
 
         Raises:
-            ConfigError: the folder exists and is to be neither replaced nor resumed; both are asked for; it is not a
+            ConfigError: the folder exists and is to be neither replaced nor resumed; both are requested; it is not a
                 run folder; another process uses it; or its parent cannot be written.
         """
         if overwrite and resume:
-            raise ConfigError("resume", resume, "a run that is replaced cannot be gone on with; leave one of both out")
+            raise ConfigError("resume", resume, "--resume and --overwrite exclude each other; give one of them")
         self.path = path
         self.metric_rows: list[Mapping[str, float]] = []
         self._overwrite = overwrite
@@ -98,29 +98,29 @@ class RunFolder:
             remedy = f"a name has at most {_MAX_NAME_BYTES} bytes; shorten --name"
             raise ConfigError("run folder", f"{self.path.name[:20]}...", remedy)
         # An existing folder must be replaced or resumed, and no other process may use it.
-        place = resolve_link("run folder", self.path)
-        if place.exists() and not (overwrite or resume):
+        path = resolve_link("run folder", self.path)
+        if path.exists() and not (overwrite or resume):
             raise self._make_exists_error()
-        RUN.validate_not_locked(place)
+        RUN.validate_not_locked(path)
         if overwrite:
-            RUN.validate_replaceable(place)
-        if resume and place.exists():
-            self._validate_is_run(place)
+            RUN.validate_replaceable(path)
+        if resume and path.exists():
+            self._validate_is_run(path)
         # The folder may not exist yet, so its nearest existing parent decides.
-        parent = next(p for p in Path(os.path.realpath(place)).parents if p.exists())
+        parent = next(p for p in Path(os.path.realpath(path)).parents if p.exists())
         if not (parent.is_dir() and os.access(parent, os.W_OK)):
             remedy = f"{parent} is not a writable folder; choose another --out"
             raise ConfigError("run folder", str(self.path), remedy)
 
     def _make_exists_error(self) -> ConfigError:
-        remedy = "choose another --name, --resume to go on with that run, or --overwrite to replace it"
+        remedy = "choose another --name, --resume to continue that run, or --overwrite to replace it"
         return ConfigError("run folder", str(self.path), remedy)
 
-    def _validate_is_run(self, place: Path) -> None:
+    def _validate_is_run(self, path: Path) -> None:
         """Raise ConfigError if a resume would start from a folder that is not a run."""
-        if not place.is_dir():
+        if not path.is_dir():
             raise ConfigError("run folder", str(self.path), "it is no folder; choose another --name")
-        if _is_begun(place) and not (place / CONFIG).is_file():
+        if _has_content(path) and not (path / CONFIG).is_file():
             remedy = f"it has no {CONFIG}, so it is no run that can be resumed; choose another --name"
             raise ConfigError("run folder", str(self.path), remedy)
 
@@ -133,7 +133,7 @@ class RunFolder:
         with self.catch_write_errors():
             self.path.mkdir(parents=True, exist_ok=True)
             # Check again: the folder may have changed since `__init__`.
-            if not _is_begun(self.path):
+            if not _has_content(self.path):
                 remove_contents(self.path)
             else:
                 if not self._overwrite:
@@ -149,7 +149,7 @@ class RunFolder:
     @property
     def exists(self) -> bool:
         """True if the folder already holds a run."""
-        return self.path.is_dir() and _is_begun(self.path)
+        return self.path.is_dir() and _has_content(self.path)
 
     def is_finished(self, steps: int) -> bool:
         """Return True if the run finished without an error after `steps` steps.
@@ -179,8 +179,8 @@ class RunFolder:
     def _truncate(self, config_toml: str, step: int, policy_step: int) -> None:
         """Remove unfinished files and everything of later steps, and write the settings."""
         # Only a resumed run that has steps left gets here, so a finished one keeps its leftovers.
-        for place in (self.path, self.checkpoints_folder, self.states_folder):
-            remove_left_folders(place)
+        for parent in (self.path, self.checkpoints_folder, self.states_folder):
+            remove_left_folders(parent)
         remove_left_files(self.path, RUN)
         write_text_atomically(self.path / METRICS, "".join(json.dumps(row) + "\n" for row in self.metric_rows))
         self.checkpoints_folder.mkdir(exist_ok=True)  # a process may have been killed before it made the folder
@@ -272,19 +272,21 @@ class RunFolder:
             _log.warning("report.html could not be written: %s", error)
 
 
-def _is_begun(folder: Path) -> bool:
+def _has_content(folder: Path) -> bool:
     """Return True unless `folder` holds at most the unfinished files of a `train` that was killed at its start."""
-    ours = read_maker(folder) == RUN.verb
-    return any(not (ours and any(fnmatch(name, each) for each in _UNFINISHED)) for name in list_contents(folder))
+    is_ours = read_maker(folder) == RUN.verb
+    return any(
+        not (is_ours and any(fnmatch(name, pattern) for pattern in _UNFINISHED)) for name in list_contents(folder)
+    )
 
 
 def _parse_metric_row(line: str) -> Mapping[str, float] | None:
     """Return a row of metrics, or None if the line is damaged."""
     try:
-        found = json.loads(line)
+        row = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and isinstance(found.get("step"), int) else None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
 
 
 def _parse_number(text: str) -> int:
@@ -310,21 +312,22 @@ def check_same_settings(run: Path, config_toml: str) -> None:
         raise ConfigError("settings", "; ".join(differences), remedy)
 
 
-def _describe_differences(kept: Path, config_toml: str) -> list[str]:
-    """Describe each setting that differs between the file `kept` and ours. `FREE` may differ, `STEPS` may grow."""
-    ours: Mapping[str, object] = dict(flatten(tomllib.loads(config_toml)))
+def _describe_differences(file: Path, config_toml: str) -> list[str]:
+    """Describe each setting that differs between the file `file` and ours. `FREE` may differ, `STEPS` may grow."""
+    current: Mapping[str, object] = dict(flatten(tomllib.loads(config_toml)))
     # A setting that the older version did not record counts with the value that describes its behaviour.
-    theirs = {**ADDED, **dict(flatten(load_toml(kept)))}
-    theirs = {name: value for name, value in theirs.items() if name in ours or name not in ADDED}
+    saved = {**ADDED, **dict(flatten(load_toml(file)))}
+    saved = {name: value for name, value in saved.items() if name in current or name not in ADDED}
     return [
-        f"{name} is {_format_setting(ours, name)}, the run's {_format_setting(theirs, name)}"
-        for name in sorted({*ours, *theirs} - FREE)
-        if ours.get(name) != theirs.get(name) and not (name == STEPS and _is_larger(theirs.get(name), ours.get(name)))
+        f"{name} is {_format_setting(current, name)}, the run's {_format_setting(saved, name)}"
+        for name in sorted({*current, *saved} - FREE)
+        if current.get(name) != saved.get(name)
+        and not (name == STEPS and _is_larger(saved.get(name), current.get(name)))
     ]
 
 
-def _is_larger(before: object, now: object) -> bool:
-    return isinstance(before, int) and isinstance(now, int) and now > before
+def _is_larger(saved: object, current: object) -> bool:
+    return isinstance(saved, int) and isinstance(current, int) and current > saved
 
 
 def _format_setting(settings: Mapping[str, object], name: str) -> str:

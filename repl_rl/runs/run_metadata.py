@@ -24,9 +24,9 @@ def parse_finite_json(text: str) -> object:
         ValueError, RecursionError: the text is not JSON, or too deeply nested to be written again.
     """
     # Dumping once more finds values that are nested too deeply for the report.
-    found: object = json.loads(text, parse_constant=lambda _: None, parse_float=_parse_finite_float)
-    json.dumps(found)
-    return found
+    value: object = json.loads(text, parse_constant=lambda _: None, parse_float=_parse_finite_float)
+    json.dumps(value)
+    return value
 
 
 def _parse_finite_float(text: str) -> float | None:
@@ -58,35 +58,35 @@ def read_settings(run: Path) -> Mapping[str, object]:
     Raises:
         StoreError: it cannot be read.
     """
-    if (text := read_text(run / CONFIG, most=bounded_toml.MOST_BYTES)) is None:
+    if (text := read_text(run / CONFIG, max_bytes=bounded_toml.MOST_BYTES)) is None:
         return {}
     try:
-        found = bounded_toml.parse_toml(text)
+        settings = bounded_toml.parse_toml(text)
         # Dump once as a check: settings may be nested too deeply for code that walks them.
-        json.dumps(found, default=str)
-        return found
+        json.dumps(settings, default=str)
+        return settings
     except (ValueError, RecursionError) as error:
         raise StoreError(f"{str(run / CONFIG)!r} cannot be read: {error}") from error
 
 
-def read_text(file: Path, errors: str = "strict", most: int = MOST_BYTES) -> str | None:
+def read_text(file: Path, errors: str = "strict", max_bytes: int = MOST_BYTES) -> str | None:
     """Return the text of a file of a run folder, or None if it does not exist. The folder may come from a stranger.
 
     Args:
         file: the file.
         errors: treatment of bytes that are not UTF-8, as in `bytes.decode`.
-        most: largest size of the file, bytes.
+        max_bytes: largest size of the file, bytes.
 
     Raises:
-        StoreError: it is a link that leads out of the folder, is larger than `most`, or cannot be read.
+        StoreError: it is a link that leads out of the folder, is larger than `max_bytes`, or cannot be read.
     """
     if not is_inside(file.parent, file):
         raise StoreError(f"{str(file)!r} is a link that leads out of its folder; it is not followed")
     if not file.is_file():
         return None
     try:
-        if (size := file.stat().st_size) > most:
-            raise StoreError(f"{str(file)!r} has {size:,} bytes; at most {most:,} are read")
+        if (size := file.stat().st_size) > max_bytes:
+            raise StoreError(f"{str(file)!r} has {size:,} bytes; at most {max_bytes:,} are read")
         return file.read_text(encoding="utf-8", errors=errors)
     except (OSError, ValueError) as error:
         raise StoreError(f"{str(file)!r} cannot be read: {error}") from error
@@ -110,7 +110,7 @@ def read_metric_rows(run: Path) -> list[dict[str, Json]]:
     Raises:
         StoreError: the file cannot be read.
     """
-    found: list[dict[str, Json]] = []
+    rows: list[dict[str, Json]] = []
     for line in read_whole_lines(run / METRICS):
         try:
             # A torn or foreign line must not hide the other steps.
@@ -118,8 +118,8 @@ def read_metric_rows(run: Path) -> list[dict[str, Json]]:
         except (ValueError, RecursionError):
             continue
         if isinstance(row, dict):
-            found.append(row)
-    return found
+            rows.append(row)
+    return rows
 
 
 def read_summary(run: Path) -> dict[str, Json] | None:

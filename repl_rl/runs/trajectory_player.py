@@ -114,12 +114,12 @@ class LiveReplay:
             raise ConfigError("message", kind, f"choose one of {', '.join(map(str, actions))}")
         # Run the action. The answer holds every step since the rebuild, so that the page can draw all of them again.
         actions[kind]()
-        found = self._sample_branches(count) if kind == "branch" else None
+        branches = self._sample_branches(count) if kind == "branch" else None
         return {
             "line": self._line,
             "steps": [_build_step_view(step) for step in replay.steps[self._skipped_steps :]],
-            "value": found.mean_outcome if found else None,
-            "branches": [build_full_detail(CreditedTrajectory(t)) for t in found.trajectories] if found else [],
+            "value": branches.mean_outcome if branches else None,
+            "branches": [build_full_detail(CreditedTrajectory(t)) for t in branches.trajectories] if branches else [],
         }
 
     def _rebuild_console(self, at: int, line: int) -> None:
@@ -260,9 +260,9 @@ class TrajectoryPlayer(anywidget.AnyWidget):
         self.entries, captions = _load_entries(source)
         self._payload = build_entries_payload(self.entries, tokens or captions)
         # No console starts here; `LiveReplay` opens one on first use.
-        alive = sandbox != ""
-        self._live = LiveReplay(self.entries, _load_config(source, sandbox, trust), policy, tasks) if alive else None
-        super().__init__(data=pack_json(self._payload), live=alive)
+        is_live = sandbox != ""
+        self._live = LiveReplay(self.entries, _load_config(source, sandbox, trust), policy, tasks) if is_live else None
+        super().__init__(data=pack_json(self._payload), live=is_live)
         self.on_msg(self._on_message)
 
     def html(self) -> str:
@@ -276,8 +276,8 @@ class TrajectoryPlayer(anywidget.AnyWidget):
             return None
         kinds, metadata = bundle
         page = html.escape(self.html())
-        framed = f'<iframe sandbox="allow-scripts" width="100%" height="480" srcdoc="{page}"></iframe>'
-        return {**kinds, "text/html": framed}, metadata
+        frame = f'<iframe sandbox="allow-scripts" width="100%" height="480" srcdoc="{page}"></iframe>'
+        return {**kinds, "text/html": frame}, metadata
 
     def close(self) -> None:
         """Close the console, and remove the widget from the page."""
@@ -297,8 +297,8 @@ def _load_entries(
     if isinstance(source, str | Path):
         store = Store(Path(source))
         return list(islice(store, MOST)), store.read_tokens()
-    given = [source] if isinstance(source, Trajectory | CreditedTrajectory) else islice(source, MOST)
-    return [entry if isinstance(entry, CreditedTrajectory) else CreditedTrajectory(entry) for entry in given], ()
+    items = [source] if isinstance(source, Trajectory | CreditedTrajectory) else islice(source, MOST)
+    return [entry if isinstance(entry, CreditedTrajectory) else CreditedTrajectory(entry) for entry in items], ()
 
 
 __all__ = ["TrajectoryPlayer"]

@@ -123,8 +123,8 @@ def _build_vocabulary() -> dict[str, int]:
 
 def _map_bytes_to_characters() -> dict[int, str]:
     """Return the byte-level alphabet: printable bytes map to themselves, the others to characters from 256 on."""
-    plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    table = {byte: chr(byte) for byte in plain}
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {byte: chr(byte) for byte in printable}
     table |= {byte: chr(256 + n) for n, byte in enumerate(b for b in range(256) if b not in table)}
     return table
 
@@ -135,8 +135,8 @@ _BYTE_TO_CHAR = _map_bytes_to_characters()
 def _build_split_pattern() -> str:
     """Return the pattern that cuts text into the longest known pieces, whole words and single characters."""
     # Alternatives are tried in order, so longer pieces come first.
-    known = sorted(_PIECES, key=len, reverse=True)
-    return "|".join((*map(_build_piece_pattern, known), r"[\s\S]"))
+    pieces = sorted(_PIECES, key=len, reverse=True)
+    return "|".join((*map(_build_piece_pattern, pieces), r"[\s\S]"))
 
 
 def _build_piece_pattern(piece: str) -> str:

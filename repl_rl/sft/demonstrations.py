@@ -76,40 +76,40 @@ COLD = DemonstrationMix(guess=0.56, mistake=0.22, surprise=0.03)
 MIXES = MappingProxyType({"clean": CLEAN, "warm": WARM, "cold": COLD})
 
 
-def plan_demonstration(drawn: Problem, mix: DemonstrationMix, rng: random.Random) -> DemonstrationPlan:
-    """Draw one demonstration of `drawn` for the line console."""
+def plan_demonstration(problem: Problem, mix: DemonstrationMix, rng: random.Random) -> DemonstrationPlan:
+    """Draw one demonstration of `problem` for the line console."""
     # One draw chooses the kind by the shares of the mix.
     kind = rng.random()
     if kind < mix.guess:
-        return DemonstrationPlan((_format_guess(drawn),))
+        return DemonstrationPlan((_format_guess(problem),))
     if kind < mix.guess + mix.mistake:
-        return rng.choices(_MISTAKES, _MISTAKE_WEIGHTS)[0](drawn, rng)
+        return rng.choices(_MISTAKES, _MISTAKE_WEIGHTS)[0](problem, rng)
     if kind < mix.guess + mix.mistake + mix.surprise:
-        return _plan_surprise(drawn, rng)
-    return DemonstrationPlan(_plan_correct(drawn, rng))
+        return _plan_surprise(problem, rng)
+    return DemonstrationPlan(_plan_correct(problem, rng))
 
 
-def _plan_correct(drawn: Problem, rng: random.Random) -> tuple[str, ...]:
+def _plan_correct(problem: Problem, rng: random.Random) -> tuple[str, ...]:
     """Return lines that compute the value, read it, and submit it."""
     # Some sums are computed in a loop, so that the policy learns blocks.
-    if drawn.expression.startswith("sum([") and rng.random() < 0.10:
-        values = drawn.expression.removeprefix("sum(").removesuffix(")")
+    if problem.expression.startswith("sum([") and rng.random() < 0.10:
+        values = problem.expression.removeprefix("sum(").removesuffix(")")
         return ("total = 0\n", f"for n in {values}:\n", "    total += n\n\n", "total\n", _SUBMIT)
-    return _plan_plain(drawn)
+    return _plan_plain(problem)
 
 
-def _plan_plain(drawn: Problem) -> tuple[str, ...]:
-    return (*_plan_setup(drawn), f"{drawn.expression}\n", _SUBMIT)
+def _plan_plain(problem: Problem) -> tuple[str, ...]:
+    return (*_plan_setup(problem), f"{problem.expression}\n", _SUBMIT)
 
 
-def _plan_setup(drawn: Problem) -> tuple[str, ...]:
-    return tuple(f"{line}\n" for line in drawn.setup)
+def _plan_setup(problem: Problem) -> tuple[str, ...]:
+    return tuple(f"{line}\n" for line in problem.setup)
 
 
-def _plan_surprise(drawn: Problem, rng: random.Random) -> DemonstrationPlan:
+def _plan_surprise(problem: Problem, rng: random.Random) -> DemonstrationPlan:
     """Return a plan with other numbers and words, so that only the console shows the values, not the question."""
-    computed = (alter_code(line, rng) for line in _plan_plain(drawn)[:-1])
-    return DemonstrationPlan((*computed, _SUBMIT), given_pieces=len(drawn.setup) + 1)
+    computed = (alter_code(line, rng) for line in _plan_plain(problem)[:-1])
+    return DemonstrationPlan((*computed, _SUBMIT), given_pieces=len(problem.setup) + 1)
 
 
 def alter_code(code: str, rng: random.Random) -> str:
@@ -122,40 +122,40 @@ def alter_code(code: str, rng: random.Random) -> str:
     return re.sub(r"(?<![-\d])\d+|(?<=')\w+(?=')", choose_other, code)
 
 
-def guess_answer(drawn: Problem) -> str:
+def guess_answer(problem: Problem) -> str:
     """Return an answer of the right type, as code, that is copied from the question without computing anything."""
-    words = re.findall(_QUOTED, drawn.question)
-    if drawn.answer.startswith("["):
-        return str(re.findall(_LIST, drawn.question)[-1])
-    if drawn.answer.isalpha() and words:
+    words = re.findall(_QUOTED, problem.question)
+    if problem.answer.startswith("["):
+        return str(re.findall(_LIST, problem.question)[-1])
+    if problem.answer.isalpha() and words:
         return str(words[0])
-    numbers = re.findall(_INTEGER, drawn.question)
+    numbers = re.findall(_INTEGER, problem.question)
     return str(numbers[0]) if numbers else "0"
 
 
-def make_wrong_formula(drawn: Problem) -> str | None:
+def make_wrong_formula(problem: Problem) -> str | None:
     """Return an expression that computes something else, or None if nothing in it can be swapped."""
     swap = {" + ": " - ", " - ": " + ", " * ": " + ", "max(": "min(", "sum(": "len(", "[::-1]": ".upper()"}
     for old, new in swap.items():
-        if old in drawn.expression:
-            return drawn.expression.replace(old, new, 1)
+        if old in problem.expression:
+            return problem.expression.replace(old, new, 1)
     return None
 
 
-def make_missing_attribute(drawn: Problem, rng: random.Random) -> str | None:
+def make_missing_attribute(problem: Problem, rng: random.Random) -> str | None:
     """Return a call of a method that strings do not have, on the question's word, or None if it quotes no word."""
-    if "'" not in drawn.question:
+    if "'" not in problem.question:
         return None
-    text = drawn.question.split("'")[-2 if drawn.question.startswith("Count") else 1]
+    text = problem.question.split("'")[-2 if problem.question.startswith("Count") else 1]
     return f"'{text}'.{rng.choice(('sum', 'reverse', 'len'))}()"
 
 
-def _format_guess(drawn: Problem) -> str:
-    return f"submit_final_answer({guess_answer(drawn)})\n"
+def _format_guess(problem: Problem) -> str:
+    return f"submit_final_answer({guess_answer(problem)})\n"
 
 
 def _plan_after_failed_line(
-    lines: tuple[str, ...], remaining: tuple[str, ...], drawn: Problem, rng: random.Random
+    lines: tuple[str, ...], remaining: tuple[str, ...], problem: Problem, rng: random.Random
 ) -> DemonstrationPlan:
     """Draw what follows a line that the console refused: recovery, a guess, the same line again, or giving up."""
     # Not every demonstration recovers, because a cold start needs imperfect behavior to improve on.
@@ -163,48 +163,52 @@ def _plan_after_failed_line(
     if choice < 0.35:
         return DemonstrationPlan((*lines, *remaining))
     if choice < 0.80:
-        return DemonstrationPlan((*lines, _format_guess(drawn)))
+        return DemonstrationPlan((*lines, _format_guess(problem)))
     if choice < 0.92:
-        return DemonstrationPlan((*lines, lines[-1], _format_guess(drawn)))
+        return DemonstrationPlan((*lines, lines[-1], _format_guess(problem)))
     return DemonstrationPlan(lines, end_token=True)
 
 
-def _plan_undefined_name(drawn: Problem, rng: random.Random) -> DemonstrationPlan:
+def _plan_undefined_name(problem: Problem, rng: random.Random) -> DemonstrationPlan:
     """Return a plan that uses a name before it is defined."""
-    line = f"{drawn.expression}\n" if drawn.setup else "result\n"
-    return _plan_after_failed_line((line,), _plan_plain(drawn), drawn, rng)
+    line = f"{problem.expression}\n" if problem.setup else "result\n"
+    return _plan_after_failed_line((line,), _plan_plain(problem), problem, rng)
 
 
-def _plan_bad_syntax(drawn: Problem, rng: random.Random) -> DemonstrationPlan:
+def _plan_bad_syntax(problem: Problem, rng: random.Random) -> DemonstrationPlan:
     """Return a plan with one closing bracket too many."""
-    setup, after = _plan_setup(drawn), (f"{drawn.expression}\n", _SUBMIT)
-    return _plan_after_failed_line((*setup, f"{drawn.expression})\n"), after, drawn, rng)
+    setup, remaining = _plan_setup(problem), (f"{problem.expression}\n", _SUBMIT)
+    return _plan_after_failed_line((*setup, f"{problem.expression})\n"), remaining, problem, rng)
 
 
-def _plan_missing_attribute(drawn: Problem, rng: random.Random) -> DemonstrationPlan:
+def _plan_missing_attribute(problem: Problem, rng: random.Random) -> DemonstrationPlan:
     """Return a plan that calls a method that strings do not have, or one with bad syntax if no word is quoted."""
-    line = make_missing_attribute(drawn, rng)
+    line = make_missing_attribute(problem, rng)
     if line is None:
-        return _plan_bad_syntax(drawn, rng)
-    return _plan_after_failed_line((f"{line}\n",), _plan_plain(drawn), drawn, rng)
+        return _plan_bad_syntax(problem, rng)
+    return _plan_after_failed_line((f"{line}\n",), _plan_plain(problem), problem, rng)
 
 
-def _plan_ignored_value(drawn: Problem, _: random.Random) -> DemonstrationPlan:
+def _plan_ignored_value(problem: Problem, _: random.Random) -> DemonstrationPlan:
     """Return a plan that computes the value and submits a guess."""
-    return DemonstrationPlan((*_plan_plain(drawn)[:-1], _format_guess(drawn)))
+    return DemonstrationPlan((*_plan_plain(problem)[:-1], _format_guess(problem)))
 
 
-def _plan_wrong_formula(drawn: Problem, rng: random.Random) -> DemonstrationPlan:
+def _plan_wrong_formula(problem: Problem, rng: random.Random) -> DemonstrationPlan:
     """Return a plan that computes and submits another value."""
-    wrong = make_wrong_formula(drawn)
-    return DemonstrationPlan((*_plan_setup(drawn), f"{wrong}\n", _SUBMIT)) if wrong else _plan_ignored_value(drawn, rng)
+    formula = make_wrong_formula(problem)
+    return (
+        DemonstrationPlan((*_plan_setup(problem), f"{formula}\n", _SUBMIT))
+        if formula
+        else _plan_ignored_value(problem, rng)
+    )
 
 
-def _plan_late_bracket(drawn: Problem, rng: random.Random) -> DemonstrationPlan:
+def _plan_late_bracket(problem: Problem, rng: random.Random) -> DemonstrationPlan:
     """Return a plan that forgets a closing bracket and types it in the next line."""
-    if not drawn.expression.endswith(")"):
-        return _plan_undefined_name(drawn, rng)
-    return DemonstrationPlan((*_plan_setup(drawn), f"{drawn.expression[:-1]}\n", ")\n", _SUBMIT))
+    if not problem.expression.endswith(")"):
+        return _plan_undefined_name(problem, rng)
+    return DemonstrationPlan((*_plan_setup(problem), f"{problem.expression[:-1]}\n", ")\n", _SUBMIT))
 
 
 _MISTAKES: tuple[Callable[[Problem, random.Random], DemonstrationPlan], ...] = (
@@ -218,23 +222,26 @@ _MISTAKES: tuple[Callable[[Problem, random.Random], DemonstrationPlan], ...] = (
 _MISTAKE_WEIGHTS = (0.36, 0.33, 0.16, 0.05, 0.05, 0.05)
 
 
-def plan_fenced_demonstration(drawn: Problem, mix: DemonstrationMix, rng: random.Random) -> DemonstrationPlan:
-    """Draw one demonstration of `drawn` for `FencedCodeSampler`: fenced blocks of code, then a boxed answer."""
+def plan_fenced_demonstration(problem: Problem, mix: DemonstrationMix, rng: random.Random) -> DemonstrationPlan:
+    """Draw one demonstration of `problem` for `FencedCodeSampler`: fenced blocks of code, then a boxed answer."""
     kind = rng.random()
     if kind < mix.guess:
-        return _plan_fenced_answer((), guess_answer(drawn))
+        return _plan_fenced_answer((), guess_answer(problem))
     if kind < mix.guess + mix.mistake:
-        return _plan_fenced_mistake(drawn, rng)
-    good = _plan_fenced_blocks(drawn, drawn.expression)
+        return _plan_fenced_mistake(problem, rng)
+    blocks = _plan_fenced_blocks(problem, problem.expression)
     if kind < mix.guess + mix.mistake + mix.surprise:
-        return _plan_fenced_answer([alter_code(block, rng) for block in good], ECHO, given=len(good))
-    return _plan_fenced_answer(good, ECHO)
+        return _plan_fenced_answer([alter_code(block, rng) for block in blocks], ECHO, given_pieces=len(blocks))
+    return _plan_fenced_answer(blocks, ECHO)
 
 
-def _plan_fenced_answer(blocks: Sequence[str], answer: str, given: int = 0) -> DemonstrationPlan:
-    """Return a plan with these blocks and a boxed answer, which has no quotes. The first `given` blocks are shown."""
+def _plan_fenced_answer(blocks: Sequence[str], answer: str, given_pieces: int = 0) -> DemonstrationPlan:
+    """Return a plan with these blocks and a boxed answer, which has no quotes.
+
+    The first `given_pieces` blocks are shown and not learned.
+    """
     text = answer.removeprefix("'").removesuffix("'")
-    return DemonstrationPlan((*blocks, f"\\boxed{{{text}}}"), end_token=True, given_pieces=given)
+    return DemonstrationPlan((*blocks, f"\\boxed{{{text}}}"), end_token=True, given_pieces=given_pieces)
 
 
 def _format_block(*lines: str) -> str:
@@ -243,45 +250,47 @@ def _format_block(*lines: str) -> str:
     return f"```python\n{code}\n```"
 
 
-def _plan_fenced_blocks(drawn: Problem, expression: str) -> tuple[str, ...]:
+def _plan_fenced_blocks(problem: Problem, expression: str) -> tuple[str, ...]:
     """Return one block, or two if the next block depends on the value of a name."""
-    if drawn.setup and drawn.setup[-1].isidentifier():
-        *setup, name = drawn.setup
+    if problem.setup and problem.setup[-1].isidentifier():
+        *setup, name = problem.setup
         return _format_block(*setup, f"print({name})"), _format_block(f"print({expression})")
     # Only the console needs the empty line that closes a block of code.
-    return (_format_block(*(line for line in drawn.setup if line), f"print({expression})"),)
+    return (_format_block(*(line for line in problem.setup if line), f"print({expression})"),)
 
 
-def _plan_fenced_mistake(drawn: Problem, rng: random.Random) -> DemonstrationPlan:
+def _plan_fenced_mistake(problem: Problem, rng: random.Random) -> DemonstrationPlan:
     """Draw a plan with a mistake: a block that fails or prints nothing, or an answer that ignores the output."""
-    good, wrong = _plan_fenced_blocks(drawn, drawn.expression), make_wrong_formula(drawn)
+    blocks, wrong_formula = _plan_fenced_blocks(problem, problem.expression), make_wrong_formula(problem)
     kind = rng.random()
     if kind < 0.05:
-        return _plan_fenced_answer(good, guess_answer(drawn))
-    if kind < 0.10 and wrong is not None:
-        return _plan_fenced_answer(_plan_fenced_blocks(drawn, wrong), ECHO)
-    attribute = make_missing_attribute(drawn, rng)
-    undefined = f"print({drawn.expression})" if drawn.setup else "print(result)"
+        return _plan_fenced_answer(blocks, guess_answer(problem))
+    if kind < 0.10 and wrong_formula is not None:
+        return _plan_fenced_answer(_plan_fenced_blocks(problem, wrong_formula), ECHO)
+    attribute = make_missing_attribute(problem, rng)
+    undefined = f"print({problem.expression})" if problem.setup else "print(result)"
     # An undefined name, a syntax error, a value that is not printed, and a missing attribute.
     failing = [
         _format_block(undefined),
-        _format_block(f"print({drawn.expression}))"),
-        _format_block(*drawn.setup, drawn.expression),
+        _format_block(f"print({problem.expression}))"),
+        _format_block(*problem.setup, problem.expression),
     ]
     failing += [_format_block(f"print({attribute})")] if attribute else []
-    return _plan_after_failed_block(rng.choice(failing), good, drawn, rng)
+    return _plan_after_failed_block(rng.choice(failing), blocks, problem, rng)
 
 
-def _plan_after_failed_block(failed: str, good: Sequence[str], drawn: Problem, rng: random.Random) -> DemonstrationPlan:
+def _plan_after_failed_block(
+    failed_block: str, blocks: Sequence[str], problem: Problem, rng: random.Random
+) -> DemonstrationPlan:
     """Draw what follows a block that showed no value: recovery, a guess, the same block again, or giving up."""
     choice = rng.random()
     if choice < 0.35:
-        return _plan_fenced_answer((failed, *good), ECHO)
+        return _plan_fenced_answer((failed_block, *blocks), ECHO)
     if choice < 0.80:
-        return _plan_fenced_answer((failed,), guess_answer(drawn))
+        return _plan_fenced_answer((failed_block,), guess_answer(problem))
     if choice < 0.92:
-        return _plan_fenced_answer((failed, failed), guess_answer(drawn))
-    return DemonstrationPlan((failed,), end_token=True)
+        return _plan_fenced_answer((failed_block, failed_block), guess_answer(problem))
+    return DemonstrationPlan((failed_block,), end_token=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,9 +340,9 @@ class DemonstrationSpec:
 
 
 async def generate_demonstrations(
-    course: DemonstrationSpec, sandbox: Sandbox, renderer: Renderer, tally: DemonstrationCounts, concurrency: int = 8
+    spec: DemonstrationSpec, sandbox: Sandbox, renderer: Renderer, counts: DemonstrationCounts, concurrency: int = 8
 ) -> AsyncIterator[Trajectory]:
-    """Yield demonstrations of training questions, in order; `tally` counts those that deviated from their plan.
+    """Yield demonstrations of training questions, in order; `counts` counts those that deviated from their plan.
 
     No held-out question is among them. They have no outcome, because all are meant to be learned, including those with
     a mistake. Equal arguments give equal ids and masks with the same Python.
@@ -341,27 +350,27 @@ async def generate_demonstrations(
     Raises:
         ConfigError: a family does not exist.
     """
-    rng = random.Random(f"{course.seed}/transcripts")
+    rng = random.Random(f"{spec.seed}/transcripts")
     running: deque[asyncio.Task[Trajectory | None]] = deque()
     try:
         # Keep `concurrency` rollouts running, and yield them in the order in which they were drawn.
-        for n in range(course.count + concurrency):
-            if n < course.count:
-                family = course.families[n % len(course.families)]
-                drawn = draw_problem(family, rng, Split.TRAIN)
-                planned = PROTOCOLS[course.protocol].plan(drawn, course.mix, rng)
-                playing = play_demonstration(make_task(family, drawn), planned, course, sandbox, renderer)
-                running.append(asyncio.create_task(playing))
+        for n in range(spec.count + concurrency):
+            if n < spec.count:
+                family = spec.families[n % len(spec.families)]
+                problem = draw_problem(family, rng, Split.TRAIN)
+                plan = PROTOCOLS[spec.protocol].plan(problem, spec.mix, rng)
+                rollout = play_demonstration(make_task(family, problem), plan, spec, sandbox, renderer)
+                running.append(asyncio.create_task(rollout))
             # At the end no new rollouts start; the remaining iterations drain the queue.
             if n < concurrency - 1 or not running:
                 continue
             trajectory = await running.popleft()
             if trajectory is None:
-                tally.rejected["went another way than planned"] += 1
+                counts.rejected["went another way than planned"] += 1
                 continue
-            tally.complete += 1
+            counts.complete += 1
             yield replace(
-                trajectory, id=f"demonstration-{course.seed}-{tally.accepted_count + tally.rejected.total() - 1}"
+                trajectory, id=f"demonstration-{spec.seed}-{counts.accepted_count + counts.rejected.total() - 1}"
             )
     finally:
         for task in running:
@@ -370,48 +379,48 @@ async def generate_demonstrations(
 
 
 async def play_demonstration(
-    task: Task, planned: DemonstrationPlan, course: DemonstrationSpec, sandbox: Sandbox, renderer: Renderer
+    task: Task, plan: DemonstrationPlan, spec: DemonstrationSpec, sandbox: Sandbox, renderer: Renderer
 ) -> Trajectory | None:
     """Run one demonstration and return it without its outcome, or None if it did not end as planned."""
-    protocol = PROTOCOLS[course.protocol]
-    writer = _PlanPolicy(planned, protocol, renderer)
+    protocol = PROTOCOLS[spec.protocol]
+    policy = _PlanPolicy(plan, protocol, renderer)
     never = renderer.forbidden_ids
-    engine = ScriptedEngine((), policy=writer, context_tokens=_CONTEXT_TOKENS, logprob=0.0, forbidden_ids=never)
-    rollouts = Rollouts(engine, sandbox, renderer, protocol.sampler(), _LIMITS, course.template)
+    engine = ScriptedEngine((), policy=policy, context_tokens=_CONTEXT_TOKENS, logprob=0.0, forbidden_ids=never)
+    rollouts = Rollouts(engine, sandbox, renderer, protocol.sampler(), _LIMITS, spec.template)
     (trajectory,) = await rollouts.collect([task])
     # A wrong copy or an early end would teach something other than the plan.
-    if writer.diverged or trajectory.stop is not (Stop.EOS if planned.end_token else Stop.ANSWERED):
+    if policy.diverged or trajectory.stop is not (Stop.EOS if plan.end_token else Stop.ANSWERED):
         return None
-    return _move_pieces_to_prompt(trajectory.without_outcome(), planned.given_pieces)
+    return _move_pieces_to_prompt(trajectory.without_outcome(), plan.given_pieces)
 
 
 class _PlanPolicy:
     """Policy of a scripted engine that writes a plan and copies the last output."""
 
-    def __init__(self, planned: DemonstrationPlan, protocol: DemonstrationProtocol, renderer: Renderer) -> None:
-        self._pieces_left = list(planned.lines)
+    def __init__(self, plan: DemonstrationPlan, protocol: DemonstrationProtocol, renderer: Renderer) -> None:
+        self._pieces_left = list(plan.lines)
         self._unwritten_ids: Sequence[int] = ()
         """Ids to write after the console has executed the first line of their piece.
 
         Such a piece ends in a blank line that closes a block, and the vocabulary has no id for both newlines.
         """
-        self._printed = protocol.printed_pattern
+        self._printed_pattern = protocol.printed_pattern
         self._by_line = protocol.by_line
         self._renderer = renderer
-        self._known = 0
+        self._seen_ids = 0
         self._echo = ""
         self.diverged = False
         """True if an output to copy was empty or longer than one line."""
 
     def __call__(self, ids: Sequence[int]) -> Sequence[int]:
         # Look only at the text since the last call, which ends in the newest observation.
-        found = self._printed.search(self._renderer.decode(ids[self._known :])) if self._known else None
-        self._echo = found[1] if found else ""
-        written = self._next_ids()
-        self._known = len(ids) + len(written)
+        match = self._printed_pattern.search(self._renderer.decode(ids[self._seen_ids :])) if self._seen_ids else None
+        self._echo = match[1] if match else ""
+        written = self._get_next_ids()
+        self._seen_ids = len(ids) + len(written)
         return written
 
-    def _next_ids(self) -> Sequence[int]:
+    def _get_next_ids(self) -> Sequence[int]:
         if self._unwritten_ids:
             return self._take_line_ids(self._unwritten_ids)
         if not self._pieces_left:
@@ -430,9 +439,9 @@ class _PlanPolicy:
         """Return `ids` up to the first that ends a line, where the engine stops, and store the rest."""
         # A chunk of the line protocol ends at a newline token, as the engine's chunks do.
         ends = [n for n, i in enumerate(ids, 1) if i in self._renderer.newline_ids] if self._by_line else []
-        first = ends[0] if ends else len(ids)
-        self._unwritten_ids = ids[first:]
-        return ids[:first]
+        count = ends[0] if ends else len(ids)
+        self._unwritten_ids = ids[count:]
+        return ids[:count]
 
 
 def _move_pieces_to_prompt(trajectory: Trajectory, pieces: int) -> Trajectory:
@@ -441,6 +450,6 @@ def _move_pieces_to_prompt(trajectory: Trajectory, pieces: int) -> Trajectory:
         return trajectory
     text, ids = trajectory.prompt.text, trajectory.prompt.token_ids
     for segment in trajectory.segments[: 2 * pieces]:
-        written = (segment.text,) if isinstance(segment, Observed) else (line.text for line in segment.lines)
-        text, ids = text + "".join(written), (*ids, *segment.token_ids)
+        texts = (segment.text,) if isinstance(segment, Observed) else (line.text for line in segment.lines)
+        text, ids = text + "".join(texts), (*ids, *segment.token_ids)
     return replace(trajectory, prompt=Prompt(text, ids), segments=trajectory.segments[2 * pieces :])

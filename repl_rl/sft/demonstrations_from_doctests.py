@@ -71,8 +71,8 @@ class DoctestExample:
     def matches(self, printed: str) -> bool:
         """Return True if the console printed the documented output, or raised the documented exception."""
         if self.expected_error is not None:
-            raised = (re.match(r"([\w.]+)", line) for line in printed.split("\n") if not line.startswith(" "))
-            return any(found and found[1].rpartition(".")[2] == self.expected_error for found in raised)
+            error_names = (re.match(r"([\w.]+)", line) for line in printed.split("\n") if not line.startswith(" "))
+            return any(match and match[1].rpartition(".")[2] == self.expected_error for match in error_names)
         return doctest.OutputChecker().check_output(self.expected_output, printed, self.flags)
 
 
@@ -100,14 +100,14 @@ def iterate_doctests(package: str) -> Iterator[DocstringTest]:
         # The standard library's folder may contain installed packages.
         if "site-packages" in path.relative_to(root.parent).parts:
             continue
-        inside = path.relative_to(root).with_suffix("").parts if root.is_dir() else ()
-        parts = tuple(part for part in (*prefix, *inside) if part != "__init__")
+        relative = path.relative_to(root).with_suffix("").parts if root.is_dir() else ()
+        parts = tuple(part for part in (*prefix, *relative) if part != "__init__")
         if not all(part.isidentifier() for part in parts):
             continue
-        for where, text in iterate_doctest_docstrings(path):
-            specimen = _build_docstring_test(".".join(parts), where.rpartition(":")[2], text, path)
-            if specimen is not None:
-                yield specimen
+        for location, text in iterate_doctest_docstrings(path):
+            docstring_test = _build_docstring_test(".".join(parts), location.rpartition(":")[2], text, path)
+            if docstring_test is not None:
+                yield docstring_test
 
 
 def _find_package_root(package: str) -> tuple[Path, tuple[str, ...]]:
@@ -133,21 +133,21 @@ def _build_docstring_test(module: str, line: str, text: str, path: Path) -> Docs
     except ValueError:
         return None
     # Skipped examples and very long lines make poor demonstrations.
-    kept = [e for e in parsed if not e.options.get(doctest.SKIP)]
-    examples = tuple(_build_example(e) for e in kept)
+    selected = [e for e in parsed if not e.options.get(doctest.SKIP)]
+    examples = tuple(_build_example(e) for e in selected)
     if not examples or max(len(line) for e in examples for line in e.lines) > _MAX_LINE_CHARS:
         return None
     # Names that the doctest does not bind but its module does are imported first.
-    borrowed = sorted(_find_free_names("\n".join(e.source for e in kept)) & _find_top_level_names(path))
-    setup = (f"from {module} import {', '.join(borrowed)}",) if borrowed else ()
+    imported = sorted(_find_free_names("\n".join(e.source for e in selected)) & _find_top_level_names(path))
+    setup = (f"from {module} import {', '.join(imported)}",) if imported else ()
     return DocstringTest(f"{module}:{line}", _extract_question(module, text), setup, examples)
 
 
 def _build_example(example: doctest.Example) -> DoctestExample:
     """Convert an example of the standard library's parser. Its own options change the common ones."""
     flags = _DOCTEST_FLAGS
-    for option, on in example.options.items():
-        flags = flags | option if on else flags & ~option
+    for option, enabled in example.options.items():
+        flags = flags | option if enabled else flags & ~option
     # Keep only the class of the exception, as IGNORE_EXCEPTION_DETAIL does.
     error = example.exc_msg.split(":")[0].strip().rpartition(".")[2] if example.exc_msg is not None else None
     return DoctestExample(split_into_typed_lines(example.source), example.want, error, flags)
@@ -250,85 +250,88 @@ class DoctestRecipe:
 
 
 async def generate_verified_doctests(
-    specimens: Sequence[DocstringTest], sandbox: Sandbox, recipe: DoctestRecipe, tally: DemonstrationCounts
+    docstring_tests: Sequence[DocstringTest], sandbox: Sandbox, recipe: DoctestRecipe, counts: DemonstrationCounts
 ) -> AsyncIterator[Trajectory]:
-    """Yield trajectories of doctests that printed the documented output, in order; `tally` counts the others.
+    """Yield trajectories of doctests that printed the documented output, in order; `counts` counts the others.
 
     Each doctest runs in a separate console. If an example goes wrong, the part before it is kept, provided that it
     printed something. Duplicates are dropped. Lines are `Sampled`, so a fine-tuning learns them; everything else is
     `Observed`.
     """
-    gate = asyncio.Semaphore(recipe.concurrency)
+    slots = asyncio.Semaphore(recipe.concurrency)
 
-    async def verify_one(specimen: DocstringTest) -> tuple[Trajectory | None, str]:
-        async with gate:
-            return await _execute_doctest(specimen, sandbox, recipe)
+    async def verify_one(docstring_test: DocstringTest) -> tuple[Trajectory | None, str]:
+        async with slots:
+            return await _execute_doctest(docstring_test, sandbox, recipe)
 
-    seen: set[bytes] = set()
-    running = [asyncio.create_task(verify_one(specimen)) for specimen in specimens]
+    digests: set[bytes] = set()
+    tasks = [asyncio.create_task(verify_one(docstring_test)) for docstring_test in docstring_tests]
     try:
         # Await in the order of the specimens, so that results do not depend on timing.
-        for task in running:
-            trajectory, wrong = await task
+        for task in tasks:
+            trajectory, problem = await task
             if trajectory is None:
-                tally.rejected[wrong] += 1
+                counts.rejected[problem] += 1
                 continue
             # Many docstrings repeat the same example.
             key = hashlib.sha256(repr(trajectory.completion_ids).encode()).digest()
-            if key in seen:
-                tally.rejected["is there already"] += 1
+            if key in digests:
+                counts.rejected["is there already"] += 1
                 continue
-            seen.add(key)
-            if wrong:
-                tally.truncated[wrong] += 1
+            digests.add(key)
+            if problem:
+                counts.truncated[problem] += 1
             else:
-                tally.complete += 1
+                counts.complete += 1
             yield trajectory
     finally:
-        for task in running:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _execute_doctest(
-    specimen: DocstringTest, sandbox: Sandbox, recipe: DoctestRecipe
+    docstring_test: DocstringTest, sandbox: Sandbox, recipe: DoctestRecipe
 ) -> tuple[Trajectory | None, str]:
     """Return the correct part of the trajectory, or None, and what went wrong, or ""."""
-    began = time.monotonic()
+    start_s = time.monotonic()
     version = ".".join(map(str, sandbox.python_version))
-    start = recipe.renderer.build_prompt(specimen.question, recipe.template, version)
+    prompt = recipe.renderer.build_prompt(docstring_test.question, recipe.template, version)
     segments: list[Segment] = []
     # Number of segments up to the last correct example that printed something.
-    right = 0
-    wrong = ""
+    correct_segments = 0
+    problem = ""
     async with sandbox.session() as console:
         # The imports come first, as examples without output.
-        for example in (*(DoctestExample((line,), "", None, 0) for line in specimen.setup), *specimen.examples):
+        for example in (
+            *(DoctestExample((line,), "", None, 0) for line in docstring_test.setup),
+            *docstring_test.examples,
+        ):
             results = await _run_example(console, example)
             # A wrong example is not recorded: the trajectory ends before it.
-            wrong = _find_mismatch(example, results)
-            if not wrong:
-                _add_segments(segments, example, results, recipe.renderer, start)
-            length = len(start.token_ids) + sum(len(s.token_ids) for s in segments)
-            if not wrong and (length > recipe.max_tokens or len(segments) > 2 * recipe.max_lines):
-                wrong = "is too long"
-            if wrong:
+            problem = _find_mismatch(example, results)
+            if not problem:
+                _add_segments(segments, example, results, recipe.renderer, prompt)
+            length = len(prompt.token_ids) + sum(len(s.token_ids) for s in segments)
+            if not problem and (length > recipe.max_tokens or len(segments) > 2 * recipe.max_lines):
+                problem = "is too long"
+            if problem:
                 break
-            right = len(segments) if any(r.text for r in results) else right
-    if not right:
-        return None, wrong or "prints nothing"
-    digest = hashlib.sha256("\n".join(line for e in specimen.examples for line in e.lines).encode()).hexdigest()
+            correct_segments = len(segments) if any(r.text for r in results) else correct_segments
+    if not correct_segments:
+        return None, problem or "prints nothing"
+    digest = hashlib.sha256("\n".join(line for e in docstring_test.examples for line in e.lines).encode()).hexdigest()
     trajectory = Trajectory(
         id=f"doctest-{digest[:16]}",
-        task_id=specimen.name,
-        prompt=start,
-        segments=tuple(segments[:right]),
+        task_id=docstring_test.name,
+        prompt=prompt,
+        segments=tuple(segments[:correct_segments]),
         stop=Stop.FINISHED,
         policy_step=0,
         seed=0,
-        wall_s=time.monotonic() - began,
+        wall_s=time.monotonic() - start_s,
     )
-    return trajectory, wrong
+    return trajectory, problem
 
 
 async def _run_example(console: SandboxSession, example: DoctestExample) -> list[LineResult]:

@@ -49,8 +49,8 @@ def build_sft_args(config: FinetuneConfig, out: Path, seed: int) -> SFTConfig:
     Raises:
         ConfigError: this machine cannot compute in `config.dtype`.
     """
-    low, on_cpu = config.dtype == "bfloat16", not torch.accelerator.is_available()
-    if low and not (on_cpu or is_torch_bf16_gpu_available()):
+    low_precision, on_cpu = config.dtype == "bfloat16", not torch.accelerator.is_available()
+    if low_precision and not (on_cpu or is_torch_bf16_gpu_available()):
         raise ConfigError("dtype", config.dtype, "this GPU does not compute in it; leave it at float32")
     micro_batch = config.micro_batch or config.batch_size
     return SFTConfig(
@@ -68,8 +68,8 @@ def build_sft_args(config: FinetuneConfig, out: Path, seed: int) -> SFTConfig:
         # Truncation would leave half a line; sequences that are too long were left out before.
         max_length=None,
         loss_type="nll",
-        bf16=low,
-        use_cpu=low and on_cpu,
+        bf16=low_precision,
+        use_cpu=low_precision and on_cpu,
         gradient_checkpointing=False,
         seed=seed,
         save_strategy="no",
@@ -107,15 +107,15 @@ def build_trainer(
     # Silence TRL's advice about chat templates and end tokens, because it tokenizes nothing here.
     logging.getLogger("trl.trainer.sft_trainer").setLevel(logging.ERROR)
     columns = {name: [list(example[name]) for example in examples] for name in ("input_ids", "labels")}
-    made = SFTTrainer(
+    trainer = SFTTrainer(
         model=model,
         args=args,
         train_dataset=Dataset.from_dict(columns),
         processing_class=tokenizer,
         callbacks=list(callbacks),
     )
-    made.remove_callback(PrinterCallback)
-    return made
+    trainer.remove_callback(PrinterCallback)
+    return trainer
 
 
 def run_finetuning(
@@ -142,33 +142,35 @@ def run_finetuning(
     # Check the examples before the model is loaded.
     if not examples:
         raise ConfigError("examples", 0, "give at least one trajectory to learn from")
-    never = sum(not renderer.forbidden_ids.isdisjoint(example["labels"]) for example in examples)
-    if never:
-        raise ConfigError("examples with forbidden ids to learn", never, "leave them out, or use --overshoot carry")
+    forbidden_examples = sum(not renderer.forbidden_ids.isdisjoint(example["labels"]) for example in examples)
+    if forbidden_examples:
+        raise ConfigError(
+            "examples with forbidden ids to learn", forbidden_examples, "leave them out, or use --overshoot carry"
+        )
     disable_progress_bar()
     torch.manual_seed(seed)
     # Fused attention ignores capped attention weights, so choose an implementation that fits the architecture.
-    found = read_config(base)
-    how = choose_attention(*resolve_causal_class(found))
+    model_config = read_config(base)
+    attention = choose_attention(*resolve_causal_class(model_config))
     model = AutoModelForCausalLM.from_pretrained(
-        base, config=found, dtype=torch.float32, attn_implementation=how, trust_remote_code=False
+        base, config=model_config, dtype=torch.float32, attn_implementation=attention, trust_remote_code=False
     )
     make_savable(model)
     disable_dropout(model)
     forbid_ids(model, renderer.forbidden_ids)
-    longest, room = max(len(example["input_ids"]) for example in examples), read_context_tokens(base)
-    if longest > room:
-        remedy = f"the policy's context has {room} tokens; leave longer trajectories out"
+    longest, context_tokens = max(len(example["input_ids"]) for example in examples), read_context_tokens(base)
+    if longest > context_tokens:
+        remedy = f"the policy's context has {context_tokens} tokens; leave longer trajectories out"
         raise ConfigError("tokens of a trajectory", longest, remedy)
-    with replace_folder_atomically(out, POLICY) as torn:
+    with replace_folder_atomically(out, POLICY) as unfinished:
         losses = LossCallback(on_step)
-        build_trainer(model, renderer.tokenizer, examples, build_sft_args(config, torn, seed), [losses]).train()
+        build_trainer(model, renderer.tokenizer, examples, build_sft_args(config, unfinished, seed), [losses]).train()
         # TRL disables the KV cache for the training.
         model.config.use_cache = True
-        model.save_pretrained(torn)
-        complete_checkpoint(torn, base)
+        model.save_pretrained(unfinished)
+        complete_checkpoint(unfinished, base)
         for file in (file for pattern in _TOKENIZER_FILES for file in base.glob(pattern)):
-            shutil.copy(file, torn)
+            shutil.copy(file, unfinished)
     return losses.last_losses
 
 

@@ -26,8 +26,8 @@ def _is_legacy_policy(folder: Path) -> bool:
     if not (folder / "config.json").is_file():
         return False
     tokenizer = folder / "tokenizer.json"
-    own = tokenizer.is_file() and _OWN_TOKEN in tokenizer.read_bytes()
-    return own or any((folder / "rollouts").glob("[0-9]*.jsonl.gz"))
+    has_own_tokenizer = tokenizer.is_file() and _OWN_TOKEN in tokenizer.read_bytes()
+    return has_own_tokenizer or any((folder / "rollouts").glob("[0-9]*.jsonl.gz"))
 
 
 POLICY = OutputFolder(
@@ -93,30 +93,30 @@ def select_best_rollouts(
         ConfigError: `per_task` is below 1.
     """
     if per_task < 1:
-        raise ConfigError("per_task", per_task, "keep at least 1 rollout a task")
-    left_out: Counter[str] = Counter()
-    kept: list[tuple[int, Trajectory]] = []
+        raise ConfigError("per_task", per_task, "keep at least 1 rollout per task")
+    rejected: Counter[str] = Counter()
+    selected: list[tuple[int, Trajectory]] = []
     solved: dict[str, list[tuple[int, Trajectory]]] = {}
     for number, trajectory in enumerate(trajectories):
         # The first reason that applies is counted.
         if not trajectory.trainable:
-            left_out["failed on our side, or empty"] += 1
+            rejected["failed on our side, or empty"] += 1
         elif any(not forbidden_ids.isdisjoint(line.token_ids) for line in trajectory.lines):
-            left_out["writes an id that the policy never samples (--overshoot forbid)"] += 1
+            rejected["writes an id that the policy never samples (--overshoot forbid)"] += 1
         elif trajectory.outcome is None:
-            kept.append((number, trajectory))
+            selected.append((number, trajectory))
         elif not trajectory.solved:
-            left_out["did not solve its task"] += 1
+            rejected["did not solve its task"] += 1
         else:
             solved.setdefault(trajectory.task_id, []).append((number, trajectory))
     # Keep the best rollouts per task; sorting is stable, so the earlier of equal ones wins.
     for rollouts in solved.values():
         best = sorted(rollouts, key=lambda numbered: _rank_rollout(numbered[1]))[:per_task]
-        kept += best
-        left_out["a better one of its task is kept"] += len(rollouts) - len(best)
+        selected += best
+        rejected["a better one of its task is kept"] += len(rollouts) - len(best)
     # Restore the order of the input.
-    ordered = tuple(trajectory for _, trajectory in sorted(kept, key=lambda numbered: numbered[0]))
-    return Selection(ordered, {reason: count for reason, count in left_out.items() if count})
+    ordered = tuple(trajectory for _, trajectory in sorted(selected, key=lambda numbered: numbered[0]))
+    return Selection(ordered, {reason: count for reason, count in rejected.items() if count})
 
 
 def _rank_rollout(trajectory: Trajectory) -> tuple[float, int, int]:

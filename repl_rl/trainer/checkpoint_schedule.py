@@ -40,12 +40,12 @@ def parse_checkpoint_schedule(text: str) -> CheckpointSchedule | None:
     Raises:
         ConfigError: the text is neither.
     """
-    chosen = NameWithOptions.parse("states", text)
-    if chosen.name == "never" and not chosen.options:
+    choice = NameWithOptions.parse("states", text)
+    if choice.name == "never" and not choice.options:
         return None
-    if chosen.name != "within":
+    if choice.name != "within":
         raise ConfigError("states", text, 'give "within(seconds=60, keep=2)" or "never"')
-    return chosen.bind_options("states", build_schedule)()
+    return choice.bind_options("states", build_schedule)()
 
 
 class CheckpointTimer:
@@ -55,8 +55,8 @@ class CheckpointTimer:
     save is at most `CheckpointSchedule.max_time_share` of the time since then.
     """
 
-    def __init__(self, saving: CheckpointSchedule, clock: Callable[[], float] = time.monotonic) -> None:
-        self._saving = saving
+    def __init__(self, schedule: CheckpointSchedule, clock: Callable[[], float] = time.monotonic) -> None:
+        self._schedule = schedule
         self._clock = clock
         self._saved_s = self._stepped_s = clock()
         self._cost_s = 0.0
@@ -67,7 +67,7 @@ class CheckpointTimer:
         step_s, self._stepped_s = now_s - self._stepped_s, now_s
         since_s = now_s - self._saved_s
         # The next step is expected to take as long as this one.
-        return since_s + step_s >= self._saving.every_s and since_s * self._saving.max_time_share >= self._cost_s
+        return since_s + step_s >= self._schedule.every_s and since_s * self._schedule.max_time_share >= self._cost_s
 
     def mark_saved(self) -> None:
         """Record the time of a save."""

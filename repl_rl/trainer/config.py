@@ -16,7 +16,8 @@ from importlib.util import find_spec
 from typing import Annotated, Literal
 
 from repl_rl.credit.advantage_estimators import uses_line_rewards
-from repl_rl.credit.rewards import RewardTable, StopPolicy
+from repl_rl.credit.rewards import RewardTable
+from repl_rl.credit.stop_policy import StopPolicy
 from repl_rl.engine.config import Dtype
 from repl_rl.errors import ConfigError
 from repl_rl.settings.component_registry import NameWithOptions

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from repl_rl.credit.rewards import StopPolicy
+from repl_rl.credit.stop_policy import StopPolicy
 from repl_rl.tasks import Curriculum, assign_tasks
 from repl_rl.trainer.config import DynamicSamplingOptions, GroupSamplingOptions
 from repl_rl.trainer.rollout_source import RolloutSource, validate_rollouts
@@ -17,7 +17,7 @@ from repl_rl.trajectory.trajectory import Trajectory
 
 SPREAD = 1e-9
 """Largest difference between outcomes that count as equal; advantages of such a group are rounding errors."""
-_TRIES = 8
+_MAX_DRAWS_PER_TASK = 8
 """Draws from a curriculum per wanted task, because it may draw tasks that the step has already."""
 
 
@@ -97,80 +97,88 @@ class GroupSampler:
             InvariantError, WeightSyncError: the rollout source breaks its contract.
         """
         if self._curriculum is not None:
-            place = self._accelerator.process_index, self._accelerator.num_processes
-            slots = assign_tasks(self._curriculum, slots, self._size, *place)
-        played = self._collect_checked(slots, step)
+            process = self._accelerator.process_index, self._accelerator.num_processes
+            slots = assign_tasks(self._curriculum, slots, self._size, *process)
+        rollouts = self._collect_checked(slots, step)
         return (
-            self._resample_zero_variance(played, self._plan.max_rounds, step)
+            self._resample_zero_variance(rollouts, self._plan.max_rounds, step)
             if isinstance(self._plan, DynamicSamplingOptions)
-            else tuple(played)
+            else tuple(rollouts)
         )
 
     def _collect_checked(self, task_ids: Sequence[str], step: int) -> list[Trajectory]:
         """Collect rollouts from the source, and check their tasks and policy steps."""
         # With several processes, `collect` is a joint call, even for a process that needs no rollouts.
-        joins = task_ids or self._accelerator.num_processes > 1
-        played = list(self._source.collect(task_ids, step)) if joins else []
-        validate_rollouts(played, task_ids, step)
-        return played
+        participates = task_ids or self._accelerator.num_processes > 1
+        rollouts = list(self._source.collect(task_ids, step)) if participates else []
+        validate_rollouts(rollouts, task_ids, step)
+        return rollouts
 
-    def _resample_zero_variance(self, played: list[Trajectory], most: int, step: int) -> tuple[Trajectory, ...]:
-        """Replace groups without a difference in reward, in at most `most` rounds, and return all rollouts."""
+    def _resample_zero_variance(self, rollouts: list[Trajectory], max_rounds: int, step: int) -> tuple[Trajectory, ...]:
+        """Replace groups without a difference in reward, in at most `max_rounds` rounds, and return all rollouts."""
         discarded = _DiscardedRollouts()
         # A group may span two processes, so each process gathers the facts of all rollouts.
-        summaries: list[_RolloutSummary] = gather_object([self._summarize(t) for t in played])
-        used, seen = {one.task_id for one in summaries}, list(summaries)
-        first = self._accelerator.process_index * len(played)
-        for _ in range(most):
+        summaries: list[_RolloutSummary] = gather_object([self._summarize(t) for t in rollouts])
+        used_tasks, all_summaries = {summary.task_id for summary in summaries}, list(summaries)
+        first_index = self._accelerator.process_index * len(rollouts)
+        for _ in range(max_rounds):
             # Choose another task for each such group; if tasks run out, the rest of the groups stay.
-            groups = [summaries[at : at + self._size] for at in range(0, len(summaries), self._size)]
-            dull = [n for n, group in enumerate(groups) if has_zero_variance([one.outcome for one in group])]
-            others = dict(zip(dull, self._draw_unused_tasks(len(dull), used), strict=False))
-            if not others:
+            groups = [summaries[start : start + self._size] for start in range(0, len(summaries), self._size)]
+            zero_variance = [
+                n for n, group in enumerate(groups) if has_zero_variance([summary.outcome for summary in group])
+            ]
+            replacements = dict(
+                zip(zero_variance, self._draw_unused_tasks(len(zero_variance), used_tasks), strict=False)
+            )
+            if not replacements:
                 break
             if self._curriculum is not None:
                 # The trainer records only rollouts that it trains on, so discarded ones are recorded here.
-                dropped = [one for n in others for one in groups[n] if one.outcome is not None]
-                self._curriculum.record((one.task_id, float(one.solved)) for one in dropped)
+                discarded_summaries = [
+                    summary for n in replacements for summary in groups[n] if summary.outcome is not None
+                ]
+                self._curriculum.record((summary.task_id, float(summary.solved)) for summary in discarded_summaries)
             # Replace this process's part of those groups.
-            used |= set(others.values())
-            mine = [i for i in range(len(played)) if (first + i) // self._size in others]
-            again = self._collect_checked([others[(first + i) // self._size] for i in mine], step)
-            for i, trajectory in zip(mine, again, strict=True):
-                discarded.rollouts.append(played[i])
-                played[i] = trajectory
-            discarded.groups.extend(others)
+            used_tasks |= set(replacements.values())
+            local = [i for i in range(len(rollouts)) if (first_index + i) // self._size in replacements]
+            resampled = self._collect_checked([replacements[(first_index + i) // self._size] for i in local], step)
+            for i, trajectory in zip(local, resampled, strict=True):
+                discarded.rollouts.append(rollouts[i])
+                rollouts[i] = trajectory
+            discarded.groups.extend(replacements)
             # Gather again, for the next round and for metrics over all rollouts that were played.
-            summaries = gather_object([self._summarize(t) for t in played])
-            seen += [one for n in others for one in summaries[n * self._size : (n + 1) * self._size]]
+            summaries = gather_object([self._summarize(t) for t in rollouts])
+            all_summaries += [
+                summary for n in replacements for summary in summaries[n * self._size : (n + 1) * self._size]
+            ]
         # The solve rate counts discarded rollouts too, so that the choice of groups does not change it.
-        graded = [one.solved for one in seen if one.outcome is not None]
+        solved = [summary.solved for summary in all_summaries if summary.outcome is not None]
         tokens = sum(len(t.completion_ids) for t in discarded.rollouts)
         counts: list[tuple[int, int]] = gather_object([(len(discarded.rollouts), tokens)])
         self.metrics = {
             "groups_refilled": float(len(discarded.groups)),
             "rollouts_cut": float(sum(count for count, _ in counts)),
             "tokens_cut": float(sum(count for _, count in counts)),
-            "solve_rate_played": sum(graded) / max(len(graded), 1),
+            "solve_rate_played": sum(solved) / max(len(solved), 1),
         }
-        return tuple(played)
+        return tuple(rollouts)
 
     def _summarize(self, trajectory: Trajectory) -> _RolloutSummary:
         """Return the outcome after the stop policy, as the trainer will see it."""
-        learned = self._stops.apply(trajectory)
-        return _RolloutSummary(trajectory.task_id, learned.outcome if learned.trainable else None, trajectory.solved)
+        trained = self._stops.apply(trajectory)
+        return _RolloutSummary(trajectory.task_id, trained.outcome if trained.trainable else None, trajectory.solved)
 
     def _draw_unused_tasks(self, count: int, used: Set[str]) -> list[str]:
         """Draw `count` tasks that this step has not used, or fewer if tasks run out."""
         # Without a curriculum, any unused task may be drawn; a curriculum may repeat itself, so tries are limited.
         if self._curriculum is None:
-            left = [task_id for task_id in self._task_ids if task_id not in used]
-            return self._rng.sample(left, min(count, len(left)))
-        found: list[str] = []
-        for _ in range(_TRIES * count):
-            if len(found) == count:
+            unused = [task_id for task_id in self._task_ids if task_id not in used]
+            return self._rng.sample(unused, min(count, len(unused)))
+        drawn: list[str] = []
+        for _ in range(_MAX_DRAWS_PER_TASK * count):
+            if len(drawn) == count:
                 break
             (task,) = self._curriculum.draw(1)
-            if task.id not in used and task.id not in found:
-                found.append(task.id)
-        return found
+            if task.id not in used and task.id not in drawn:
+                drawn.append(task.id)
+        return drawn

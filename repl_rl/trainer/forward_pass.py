@@ -75,11 +75,11 @@ class BatchLayout:
     @classmethod
     def from_batch(cls, input_ids: Tensor, attention: Tensor, sampled: Tensor) -> "BatchLayout":
         """Compute the bounds of a batch as `compute_logprobs` takes it."""
-        whole = torch.cat([sampled.new_zeros(len(sampled), input_ids.size(1) - sampled.size(1)), sampled], dim=1)
-        first = attention.int().argmax(dim=1)
+        mask = torch.cat([sampled.new_zeros(len(sampled), input_ids.size(1) - sampled.size(1)), sampled], dim=1)
+        first_column = attention.int().argmax(dim=1)
         # Causal attention: no sampled token depends on tokens after the last one.
-        end = whole.size(1) - whole.flip(1).int().argmax(dim=1)
-        return cls(input_ids, first, torch.where(whole.any(dim=1), end - first, 1), whole)
+        end = mask.size(1) - mask.flip(1).int().argmax(dim=1)
+        return cls(input_ids, first_column, torch.where(mask.any(dim=1), end - first_column, 1), mask)
 
     def get_row_ids(self, rows: Tensor) -> list[list[int]]:
         """Return the ids of some rows within their bounds."""
@@ -128,20 +128,20 @@ def _score_logits(
     head = model.get_output_embeddings()
     if isinstance(tree, PrefixTree):
         # transformers takes a mask of four dimensions as it is, and builds no other one.
-        alone = sampled.new_ones(1, 1, 1, 1)
-        options = {"attention_mask": alone, "position_ids": positions, "use_cache": False, "tree": tree}
+        no_mask = sampled.new_ones(1, 1, 1, 1)
+        options = {"attention_mask": no_mask, "position_ids": positions, "use_cache": False, "tree": tree}
         rows = model.base_model(input_ids=input_ids, **options).last_hidden_state
-        chosen, targets = rows[0, tree.predecessor[sampled[0]]], input_ids[sampled]
+        hidden, targets = rows[0, tree.predecessor[sampled[0]]], input_ids[sampled]
     else:
         # Rows are padded on the right, so a causal mask hides the padding from all real tokens. Convolutions and scans
         # run from left to right, so the padding is in no state that a real token reads.
         rows = model.base_model(input_ids=input_ids, position_ids=positions, use_cache=False).last_hidden_state
         # In packed rows, the first token of a row was not sampled, so the row before it does not predict it.
-        chosen, targets = rows[:, :-1][sampled[:, 1:]], input_ids[:, 1:][sampled[:, 1:]]
+        hidden, targets = rows[:, :-1][sampled[:, 1:]], input_ids[:, 1:][sampled[:, 1:]]
     # Tiles have a fixed number of entries on a CPU, so few rows get wide tiles.
-    columns = max(512, TILE_CPU // max(len(chosen), 1)) if chosen.device.type == "cpu" else TILE_GPU
+    columns = max(512, TILE_CPU // max(len(hidden), 1)) if hidden.device.type == "cpu" else TILE_GPU
     logprobs, entropies, *_ = ChunkedLogProbFunction.apply(
-        *(chosen, head.weight, head.bias, targets, 1.0, columns),
+        *(hidden, head.weight, head.bias, targets, 1.0, columns),
         *(logits.cap, logits.scale, ("entropy",)),
     )
     return logprobs, entropies
@@ -176,101 +176,103 @@ def compute_logprobs(
     size, width = sampled.shape
     logprobs = torch.zeros(size * width, device=input_ids.device)
     entropies = torch.zeros(size * width, device=input_ids.device)
-    laid = BatchLayout.from_batch(input_ids, attention, sampled)
-    first, lengths, whole = laid.first_column, laid.row_lengths, laid.sampled_mask
-    branches, alone = ([], rows) if sharing is None else split_into_trees(laid, rows, tokens_per_pass, sharing)
-    parts = bucket_by_length(alone, lengths, tokens_per_pass)
+    layout = BatchLayout.from_batch(input_ids, attention, sampled)
+    first_columns, lengths, sampled_mask = layout.first_column, layout.row_lengths, layout.sampled_mask
+    branches, single_rows = ([], rows) if sharing is None else split_into_trees(layout, rows, tokens_per_pass, sharing)
+    buckets = bucket_by_length(single_rows, lengths, tokens_per_pass)
     # Processes agree on the number before the first pass; during a pass, others may already wait for this process.
-    needed = len(parts) + len(branches)
-    passes = max_over_processes(max(needed, int(torch.is_grad_enabled())), input_ids.device)
+    local_passes = len(buckets) + len(branches)
+    passes = max_over_processes(max(local_passes, int(torch.is_grad_enabled())), input_ids.device)
     for tree, members in branches:
-        flat, marked, which = _locate_sampled_tokens(tree, members, laid, width)
+        flat, marked, score_index = _locate_sampled_tokens(tree, members, layout, width)
         tree_logprobs, tree_entropies = model(
             input_ids=tree.ids, sampled=marked, position_ids=tree.positions, tree=tree
         )
         # A shared token was scored once. All its rows take that score, and their gradients add up in it.
-        logprobs = logprobs.index_copy(0, flat, tree_logprobs.float()[which])
-        entropies = entropies.index_copy(0, flat, tree_entropies.detach().float()[which])
-    for bucket in parts:
+        logprobs = logprobs.index_copy(0, flat, tree_logprobs.float()[score_index])
+        entropies = entropies.index_copy(0, flat, tree_entropies.detach().float()[score_index])
+    for bucket in buckets:
         # Cut the rows out of the batch, so that each begins in the first column.
         positions = torch.arange(int(lengths[bucket].max()), device=input_ids.device).expand(len(bucket), -1)
         inside = positions < lengths[bucket, None]
-        columns = (first[bucket, None] + positions).clamp(max=input_ids.size(1) - 1)
-        marked = whole[bucket].gather(1, columns) & inside
+        columns = (first_columns[bucket, None] + positions).clamp(max=input_ids.size(1) - 1)
+        marked = sampled_mask[bucket].gather(1, columns) & inside
         flat = (bucket[:, None] * width + columns - (input_ids.size(1) - width))[marked]
         ids = input_ids[bucket].gather(1, columns)
         # Drop the padding: all rows of the pass become a single one.
         if packed:
             ids, marked, positions = ids[inside][None], marked[inside][None], positions[inside][None]
-        some_logprobs, some_entropies = model(input_ids=ids, sampled=marked, position_ids=positions if packed else None)
-        logprobs = logprobs.index_copy(0, flat, some_logprobs.float())
-        entropies = entropies.index_copy(0, flat, some_entropies.detach().float())
-    for _ in range(passes - needed):
+        bucket_logprobs, bucket_entropies = model(
+            input_ids=ids, sampled=marked, position_ids=positions if packed else None
+        )
+        logprobs = logprobs.index_copy(0, flat, bucket_logprobs.float())
+        entropies = entropies.index_copy(0, flat, bucket_entropies.detach().float())
+    for _ in range(passes - local_passes):
         logprobs = logprobs + _run_idle_pass(model, input_ids, packed)
     return TokenScores(logprobs.view(size, width), entropies.view(size, width))
 
 
 def split_into_trees(
-    laid: BatchLayout, rows: Tensor, tokens_per_pass: int, sharing: PrefixSharingStats
+    layout: BatchLayout, rows: Tensor, tokens_per_pass: int, sharing: PrefixSharingStats
 ) -> tuple[list[tuple[PrefixTree, list[int]]], Tensor]:
     """Return the trees that save enough, each with its rows of the batch, and the remaining rows in order."""
     numbers: list[int] = rows.tolist()
-    texts = laid.get_row_ids(rows)
-    found, taken = [], set[int]()
+    row_ids = layout.get_row_ids(rows)
+    trees, in_trees = [], set[int]()
     # Count the tokens of unused trees too: metrics show the ratio that sharing could reach.
-    for part in group_rows_into_trees(texts, tokens_per_pass):
-        sharing.rows += part.rows
-        sharing.tree_tokens += part.tree_tokens
-        if part.is_worthwhile:
-            sharing.shared_tokens += part.rows
-            tree = PrefixTree.build([texts[n] for n in part.members], laid.ids.device)
-            found.append((tree, [numbers[n] for n in part.members]))
-            taken |= set(part.members)
-    return found, rows[[n for n in range(len(texts)) if n not in taken]] if taken else rows
+    for candidate in group_rows_into_trees(row_ids, tokens_per_pass):
+        sharing.rows += candidate.rows
+        sharing.tree_tokens += candidate.tree_tokens
+        if candidate.is_worthwhile:
+            sharing.shared_tokens += candidate.rows
+            tree = PrefixTree.build([row_ids[n] for n in candidate.members], layout.ids.device)
+            trees.append((tree, [numbers[n] for n in candidate.members]))
+            in_trees |= set(candidate.members)
+    return trees, rows[[n for n in range(len(row_ids)) if n not in in_trees]] if in_trees else rows
 
 
 def _locate_sampled_tokens(
-    tree: PrefixTree, members: Sequence[int], laid: BatchLayout, width: int
+    tree: PrefixTree, members: Sequence[int], layout: BatchLayout, width: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Map the N sampled tokens of a tree's rows to the flat result and to the tree.
 
     Return their indices in the flat result, (N,), and the marked tokens of the tree, (1, T) bool. Return also, for each
     of the N tokens, its index among the marked ones, (N,).
     """
-    first: list[int] = laid.first_column[members].tolist()
-    flat, scored = [], []
+    first_columns: list[int] = layout.first_column[members].tolist()
+    flat, row_marks = [], []
     # A column of the result is a completion token, so columns of the prompt are subtracted.
-    for row, start, where in zip(members, first, tree.row_positions, strict=True):
-        marks = laid.sampled_mask[row, start : start + len(where)].cpu()
-        flat.append(row * width + marks.nonzero()[:, 0] + start - (laid.sampled_mask.size(1) - width))
-        scored.append(marks)
-    marked, which = tree.map_row_marks(scored)
-    return torch.cat(flat).to(marked.device), marked, which
+    for row, start, positions in zip(members, first_columns, tree.row_positions, strict=True):
+        marks = layout.sampled_mask[row, start : start + len(positions)].cpu()
+        flat.append(row * width + marks.nonzero()[:, 0] + start - (layout.sampled_mask.size(1) - width))
+        row_marks.append(marks)
+    marked, score_index = tree.map_row_marks(row_marks)
+    return torch.cat(flat).to(marked.device), marked, score_index
 
 
 def max_over_processes(count: int, device: torch.device) -> int:
     """Return the largest count of all processes; the process group's timeout limits the wait for the others."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return count
-    agreed = torch.tensor(count, device=device)
-    distributed.all_reduce(agreed, distributed.ReduceOp.MAX)
-    return int(agreed)
+    largest = torch.tensor(count, device=device)
+    distributed.all_reduce(largest, distributed.ReduceOp.MAX)
+    return int(largest)
 
 
 def _run_idle_pass(model: ScoringModel, input_ids: Tensor, packed: bool) -> Tensor:
     """Run a pass over two tokens that scores nothing, and return 0 with gradients of 0."""
     ids = input_ids[:1, :2]
     positions = torch.arange(ids.size(1), device=ids.device)[None] if packed else None
-    nothing, _ = model(input_ids=ids, sampled=torch.zeros_like(ids, dtype=torch.bool), position_ids=positions)
-    return nothing.float().sum()
+    logprobs, _ = model(input_ids=ids, sampled=torch.zeros_like(ids, dtype=torch.bool), position_ids=positions)
+    return logprobs.float().sum()
 
 
 def bucket_by_length(rows: Tensor, lengths: Tensor, tokens_per_pass: int) -> list[Tensor]:
     """Split `rows` into parts of similar length, longest first, each with at most `tokens_per_pass` padded tokens."""
     ordered = rows[lengths[rows].argsort(descending=True, stable=True)]
-    parts = []
+    buckets = []
     while len(ordered):
         count = max(1, tokens_per_pass // int(lengths[ordered[0]]))
-        parts.append(ordered[:count])
+        buckets.append(ordered[:count])
         ordered = ordered[count:]
-    return parts
+    return buckets

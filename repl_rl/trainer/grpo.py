@@ -18,17 +18,19 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from repl_rl.credit.credit_metrics import (
+    compute_credit_metrics,
+    compute_length_metrics,
+    compute_length_metrics_for_trl,
+    list_ends,
+)
 from repl_rl.credit.credited_trajectory import LineCredit, add_child_rows, pad_with_idle_rows
 from repl_rl.credit.rewards import (
     CreditConfig,
     GroupEntry,
     build_group_entry,
     build_line_credit,
-    compute_credit_metrics,
     compute_group_advantages,
-    compute_length_metrics,
-    compute_length_metrics_for_trl,
-    list_ends,
 )
 from repl_rl.deprecations import keeps_old_names
 from repl_rl.errors import ConfigError
@@ -36,7 +38,7 @@ from repl_rl.models.lm_head import forbid_ids
 from repl_rl.tasks import Curriculum
 from repl_rl.trainer.config import GroupSamplingOptions, parse_importance
 from repl_rl.trainer.dynamic_sampling import GroupSampler
-from repl_rl.trainer.grpo_config import GRPOConfig, GRPOTrainer, refuse_few, refuse_unfit
+from repl_rl.trainer.grpo_config import GRPOConfig, GRPOTrainer, validate_task_count, validate_trl_options
 from repl_rl.trainer.importance_sampling import (
     LogprobMismatch,
     Staleness,
@@ -162,11 +164,11 @@ class ReplGRPOTrainer(ResumableGRPOTrainer):
             ahead: number of later steps whose rollouts run while the policy is updated; see `AsyncGroups`.
 
         Raises:
-            ConfigError: `refuse_unfit` refuses an option of `args`, `task_ids` has too few tasks, `model` cannot forbid
-                an id, or `source` has no async rollouts.
+            ConfigError: `validate_trl_options` refuses an option of `args`, `task_ids` has too few tasks, `model`
+                cannot forbid an id, or `source` has no async rollouts.
         """
-        refuse_unfit(args, fast)
-        refuse_few(task_ids, args)
+        validate_trl_options(args, fast)
+        validate_task_count(task_ids, args)
         # With a KL penalty, TRL would load a reference model from the folder that the model names.
         beta, args.beta = args.beta, 0.0
         super().__init__(
@@ -192,24 +194,28 @@ class ReplGRPOTrainer(ResumableGRPOTrainer):
             source, task_ids, size, self.accelerator, plan, curriculum, credit.stop_policy, seed
         )
         if ahead:
-            lead, coming = StalenessSchedule(ahead, args.max_steps // steps), self._iterate_upcoming_task_ids
-            self.group_sampler = AsyncGroups(source, size, self.accelerator, lead, steps, coming, curriculum, plan)
+            schedule, upcoming = StalenessSchedule(ahead, args.max_steps // steps), self._iterate_upcoming_task_ids
+            self.group_sampler = AsyncGroups(
+                source, size, self.accelerator, schedule, steps, upcoming, curriculum, plan
+            )
         # Change the model in place before it is copied: the reference model needs the same ids and attention.
-        bare = self.accelerator.unwrap_model(self.model)
-        bare = bare.get_base_model() if is_peft_model(bare) else bare
-        forbid_ids(bare, source.forbidden_ids)
+        base_model = self.accelerator.unwrap_model(self.model)
+        base_model = base_model.get_base_model() if is_peft_model(base_model) else base_model
+        forbid_ids(base_model, source.forbidden_ids)
         self.prefix_sharing = sharing if fast else None
         if self.prefix_sharing is not None:
-            self.prefix_sharing.install_attention(bare)
+            self.prefix_sharing.install_attention(base_model)
         # With adapters no copy is needed: the reference is the model with its adapters disabled.
-        if beta and bare is self.model:
-            self.ref_model = copy_frozen(bare, self.accelerator)
+        if beta and base_model is self.model:
+            self.ref_model = copy_frozen(base_model, self.accelerator)
         autocast = self.accelerator.autocast
-        self._fast = LogprobScorer(bare, self.ref_model, autocast, sharing=self.prefix_sharing) if fast else None
+        self._scorer = (
+            LogprobScorer(base_model, self.ref_model, autocast, sharing=self.prefix_sharing) if fast else None
+        )
         # From here on TRL treats the rollout source as its vLLM: it syncs weights to it before each step's rollouts,
         # and corrects for the logprob mismatch.
         self.use_vllm = True
-        self.vllm_generation = WeightSync(self, source, weights, by_turns=ahead > 0)
+        self.vllm_generation = WeightSync(self, source, weights, alternate=ahead > 0)
         self._last_loaded_step = -1
         self.rollout_s = 0.0
         """Wall clock time of all rollouts so far."""
@@ -234,23 +240,23 @@ class ReplGRPOTrainer(ResumableGRPOTrainer):
         step = self.state.global_step
         trajectories = self.group_sampler.collect(task_ids, step)
         self.rollout_s += time.perf_counter() - start
-        learned = tuple(map(self.credit.stop_policy.apply, trajectories))
-        self.train_batch = self._build_train_batch(trajectories, learned)
+        trained = tuple(map(self.credit.stop_policy.apply, trajectories))
+        self.train_batch = self._build_train_batch(trajectories, trained)
         rows = build_token_columns(self.train_batch.rows, self._tokenizer.pad_token_id)
         return {
             "prompt_ids": rows.prompt_ids,
             "completion_ids": rows.completion_ids,
             "logprobs": rows.logprobs,
             "env_mask": rows.mask,
-            "trajectory": list(learned),
+            "trajectory": list(trained),
         }
 
-    def _build_train_batch(self, trajectories: tuple[Trajectory, ...], learned: tuple[Trajectory, ...]) -> TrainBatch:
+    def _build_train_batch(self, trajectories: tuple[Trajectory, ...], trained: tuple[Trajectory, ...]) -> TrainBatch:
         """Return this process's rollouts with their credit.
 
         TRL spreads a group over processes, so the rewards of all rollouts are gathered before any baseline is computed.
         """
-        entries: list[GroupEntry] = gather_object([build_group_entry(t, self.credit) for t in learned])
+        entries: list[GroupEntry] = gather_object([build_group_entry(t, self.credit) for t in trained])
         size = self.num_generations
         # TRL repeats each task, so consecutive rollouts form a group.
         groups = [Group(tuple(entries[start : start + size])) for start in range(0, len(entries), size)]
@@ -265,27 +271,29 @@ class ReplGRPOTrainer(ResumableGRPOTrainer):
             metrics["level_mean"] = self.curriculum.compute_mean_level(e.task_id for e in entries)
             self.curriculum.record((e.task_id, float(e.solved)) for e in entries if e.rewards.outcome is not None)
         # Keep this process's part, and give rollouts that are not trained on an advantage of 0.
-        first = self.accelerator.process_index * len(learned)
-        here = slice(first, first + len(learned))
-        mine = [row for rows in advantages for row in rows][here]
-        values = [row if t.trainable else (0.0,) * len(t.lines) for row, t in zip(mine, learned, strict=True)]
+        first_index = self.accelerator.process_index * len(trained)
+        local = slice(first_index, first_index + len(trained))
+        local_advantages = [row for rows in advantages for row in rows][local]
+        trained_advantages = [
+            row if t.trainable else (0.0,) * len(t.lines) for row, t in zip(local_advantages, trained, strict=True)
+        ]
         # Add rows for children and alternatives, then idle rows, so that all processes have the same number.
-        rows, advantages_B_L = add_child_rows(learned, values)
+        rows, advantages_B_L = add_child_rows(trained, trained_advantages)
         rows, advantages_B_L = pad_with_idle_rows(rows, advantages_B_L, self._count_padded_rows(len(rows)))
         width = max(len(t.completion_ids) if t.trainable else 1 for t in rows)
         return TrainBatch(
             trajectories,
-            learned,
+            trained,
             tuple(rows),
             broadcast_to_tokens(advantages_B_L, rows, width).to(self.accelerator.device),
-            tuple(zip([e.rewards.rewards_L for e in entries[here]], mine, strict=True)),
+            tuple(zip([e.rewards.rewards_L for e in entries[local]], local_advantages, strict=True)),
             metrics,
             compute_mean_parts([e.reward_sums for e in entries if e.rewards.lines]),
         )
 
-    def _count_padded_rows(self, mine: int) -> int:
+    def _count_padded_rows(self, row_count: int) -> int:
         """Return the number of rows per process: the largest one of any process, rounded up to fill TRL's parts."""
-        counts: list[int] = gather_object([mine])
+        counts: list[int] = gather_object([row_count])
         parts: int = self.args.steps_per_generation
         return -(-max(counts) // parts) * parts
 
@@ -328,14 +336,14 @@ class ReplGRPOTrainer(ResumableGRPOTrainer):
         ages = compute_token_staleness(
             rows, width, step, self.group_sampler.max_staleness * self.optimizer_steps_per_step
         )
-        gap = apply_importance_correction(batch, rows, ages, self.importance_sampling, cap, self.accelerator)
+        mismatch = apply_importance_correction(batch, rows, ages, self.importance_sampling, cap, self.accelerator)
         metrics = self.prefix_sharing.metrics(self.accelerator) if self.prefix_sharing is not None else {}
         if self.max_staleness_steps:
             metrics |= Staleness.from_ages(ages, self.optimizer_steps_per_step).metrics()
             # If all tokens of the step are stale, compare log probabilities of a new line instead.
-            if not gap.tokens:
-                gap = add_probe_mismatch(self, gap, self.source, self.train_batch.trained_trajectories, step)
-        return ScoredBatch(gap, batch["old_per_token_logps"].float().cpu(), metrics)
+            if not mismatch.tokens:
+                mismatch = add_probe_mismatch(self, mismatch, self.source, self.train_batch.trained_trajectories, step)
+        return ScoredBatch(mismatch, batch["old_per_token_logps"].float().cpu(), metrics)
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Tensor]) -> Tensor:
         """Compute TRL's loss; while it runs, `_rows` holds its rows of the step."""
@@ -358,7 +366,7 @@ class ReplGRPOTrainer(ResumableGRPOTrainer):
 
         With `fast`, the values of all other tokens are 0.
         """
-        if self._fast is None:
+        if self._scorer is None:
             result: tuple[Tensor, Tensor | None, Tensor | None] = super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, **options
             )
@@ -369,16 +377,16 @@ class ReplGRPOTrainer(ResumableGRPOTrainer):
         batch = ScoringBatch(input_ids, attention_mask, sampled, (sampled if self.beta else advantages).any(dim=1))
         # TRL calls this for a loss, for the new rollouts, and then for the reference model.
         if self._rows is not None:
-            scores = self._fast.rescore(model, batch, self._rows, with_graph=self._needs_single_pass)
+            scores = self._scorer.rescore(model, batch, self._rows, with_graph=self._needs_single_pass)
         elif self._unscored:
             self._unscored = False
-            scores = self._fast.score_step(self.model_wrapped, batch, keep_graph=self._needs_single_pass)
+            scores = self._scorer.score_step(self.model_wrapped, batch, keep_graph=self._needs_single_pass)
         else:
-            return self._fast.score_reference(self.ref_model or self.model_wrapped, batch), None, None
+            return self._scorer.score_reference(self.ref_model or self.model_wrapped, batch), None, None
         return scores.logprobs, scores.entropies, None
 
     @property
     def _needs_single_pass(self) -> bool:
         """True if the first scoring of a step also serves its only loss, and so keeps its graph."""
-        only = self.args.steps_per_generation * self.num_iterations == 1
-        return only and not self.args.gradient_checkpointing
+        is_single_batch = self.args.steps_per_generation * self.num_iterations == 1
+        return is_single_batch and not self.args.gradient_checkpointing

@@ -18,7 +18,15 @@ with warnings.catch_warnings(), importing_trl():
     warnings.filterwarnings("ignore", message="TRL currently supports vLLM versions")
     from trl import GRPOConfig, GRPOTrainer
 
-__all__ = ["GRPOConfig", "GRPOTrainer", "check_machine", "grpo_args", "loaded_dtype", "refuse_few", "refuse_unfit"]
+__all__ = [
+    "GRPOConfig",
+    "GRPOTrainer",
+    "check_machine",
+    "grpo_args",
+    "loaded_dtype",
+    "validate_task_count",
+    "validate_trl_options",
+]
 
 MAX_GRAD_NORM = 1.0
 """Largest gradient norm; larger gradients are scaled down to it. Default of TRL and transformers."""
@@ -83,19 +91,19 @@ def grpo_args(config: TrainerConfig, out: Path, processes: int = 1, seed: int = 
     )
 
 
-def refuse_unfit(args: GRPOConfig, fast: bool) -> None:
+def validate_trl_options(args: GRPOConfig, fast: bool) -> None:
     """Refuse TRL options that do not work with one advantage per token, or that our rollouts make meaningless.
 
     Raises:
         ConfigError: the first such option.
     """
     if args.loss_type not in LOSSES:
-        remedy = f"choose one of {', '.join(LOSSES)}: they take one advantage a token"
+        remedy = f"choose one of {', '.join(LOSSES)}: they take one advantage per token"
         raise ConfigError("loss_type", args.loss_type, remedy)
     # Each option has one accepted value, and a reason for it.
-    unfit = {
-        "off_policy_mask_threshold": (None, "with advantages a token it would mask single tokens, not sequences"),
-        "mask_truncated_completions": (False, "it guesses from the last id; a trajectory's `stop` says it"),
+    required_values = {
+        "off_policy_mask_threshold": (None, "with one advantage per token it would mask single tokens, not sequences"),
+        "mask_truncated_completions": (False, "it guesses from the last id, but a trajectory records its `stop`"),
         "use_vllm": (False, "the engine belongs to the rollout source"),
         "vllm_importance_sampling_correction": (True, "the check of each weight sync needs both log probabilities"),
         "scale_rewards": ("group", "the estimator normalises; choose another estimator"),
@@ -103,25 +111,25 @@ def refuse_unfit(args: GRPOConfig, fast: bool) -> None:
         "top_p": (1.0, "a cut distribution has other log probabilities"),
         "top_k": (0, "a cut distribution has other log probabilities"),
         "min_p": (None, "a cut distribution has other log probabilities"),
-        "repetition_penalty": (1.0, "a bent distribution has other log probabilities"),
+        "repetition_penalty": (1.0, "a penalised distribution has other log probabilities"),
         "sync_ref_model": (False, "the reference is the policy that training began with"),
     }
-    for name, (fit, why) in unfit.items():
-        if getattr(args, name) != fit:
-            raise ConfigError(name, getattr(args, name), f"leave it at {fit!r}: {why}")
+    for name, (required, reason) in required_values.items():
+        if getattr(args, name) != required:
+            raise ConfigError(name, getattr(args, name), f"leave it at {required!r}: {reason}")
     # The fast pass skips rows without an advantage, but these options need the entropies of all rows.
-    whole_batch = {"top_entropy_quantile": 1.0, "entropy_coef": 0.0, "use_adaptive_entropy": False}
-    for name, neutral in whole_batch.items():
+    needs_all_rows = {"top_entropy_quantile": 1.0, "entropy_coef": 0.0, "use_adaptive_entropy": False}
+    for name, neutral in needs_all_rows.items():
         if fast and getattr(args, name) != neutral:
             raise ConfigError(name, getattr(args, name), "it needs rows without an advantage too; set fast = false")
 
 
-def refuse_few(task_ids: Sequence[str], args: GRPOConfig) -> None:
+def validate_task_count(task_ids: Sequence[str], args: GRPOConfig) -> None:
     """Refuse fewer tasks than a step needs.
 
     Raises:
         ConfigError: `task_ids` has fewer.
     """
-    needed = args.generation_batch_size // args.num_generations
-    if len(task_ids) < needed:
-        raise ConfigError("tasks", len(task_ids), f"a step takes {needed} different tasks; give more, or lower it")
+    task_count = args.generation_batch_size // args.num_generations
+    if len(task_ids) < task_count:
+        raise ConfigError("tasks", len(task_ids), f"a step takes {task_count} different tasks; give more, or lower it")

@@ -51,8 +51,8 @@ class LogprobMismatch:
             raise WeightSyncError(
                 f"policy step {policy_step}: a sampled log probability is {self.max:.3g} nats from the trainer's, the "
                 f"tolerance is {tolerance:.3g}; the engine probably samples from stale or wrong weights (tied "
-                "embeddings, a failed load), at another temperature or in another number format; or it is the trainer "
-                'that is wrong: then trainer.shared_prefixes = "off" or fast = false brings them together'
+                "embeddings, a failed load), at another temperature or in another number format; if the trainer is "
+                'wrong instead, trainer.shared_prefixes = "off" or fast = false removes the difference'
             )
 
     def metrics(self) -> dict[str, float]:
@@ -84,31 +84,31 @@ class Staleness:
 
         `steps` is the number of optimizer steps per step.
         """
-        known = ages[ages >= 0].float() / steps
-        if not len(known):
+        stale_steps = ages[ages >= 0].float() / steps
+        if not len(stale_steps):
             return cls(0.0, 0.0, 1.0)
-        return cls(known.mean().item(), known.max().item(), (known == 0).float().mean().item())
+        return cls(stale_steps.mean().item(), stale_steps.max().item(), (stale_steps == 0).float().mean().item())
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics by their names in `metrics.jsonl`."""
         return {"staleness_mean": self.mean, "staleness_max": self.max, "fresh_share": self.on_policy_share}
 
 
-def compute_token_staleness(rows: Sequence[Trajectory], width: int, step: int, most: int) -> Tensor:
+def compute_token_staleness(rows: Sequence[Trajectory], width: int, step: int, max_steps: int) -> Tensor:
     """Return the staleness of each token at `step`, in optimizer steps: int64, (B, T), -1 for tokens not sampled.
 
     Raises:
-        WeightSyncError: a line is more than `most` optimizer steps old, or a later policy sampled it.
+        WeightSyncError: a line is more than `max_steps` optimizer steps old, or a later policy sampled it.
     """
-    written = build_policy_steps(rows, width)
-    sampled, ages = written >= 0, step - written
-    wrong = sampled & ((ages < 0) | (ages > most))
-    for row, is_wrong in zip(rows, wrong.any(dim=1).tolist(), strict=True):
-        if is_wrong:
+    policy_steps = build_policy_steps(rows, width)
+    sampled, ages = policy_steps >= 0, step - policy_steps
+    invalid = sampled & ((ages < 0) | (ages > max_steps))
+    for row, is_invalid in zip(rows, invalid.any(dim=1).tolist(), strict=True):
+        if is_invalid:
             steps = sorted({line.policy_step for line in row.lines})
             raise WeightSyncError(
                 f"rollout {row.id} has lines of the policy steps {steps} while the trainer is at {step}; none may be "
-                f"more than {most} older; the rollout source did not take the last weights"
+                f"more than {max_steps} older; the rollout source did not load the last weights"
             )
     return ages.masked_fill(~sampled, -1)
 
@@ -131,19 +131,19 @@ def apply_importance_correction(
         cap: largest ratio that is left unchanged.
         accelerator: gathers the mismatch over all processes.
     """
-    trained = batch["old_per_token_logps"].float()
-    lines = build_line_numbers(rows, batch["completion_ids"].size(1)).to(trained.device)
-    delta = (trained - batch["sampling_per_token_logps"]).masked_fill(lines < 0, 0.0)
+    trainer_logprobs = batch["old_per_token_logps"].float()
+    lines = build_line_numbers(rows, batch["completion_ids"].size(1)).to(trainer_logprobs.device)
+    delta = (trainer_logprobs - batch["sampling_per_token_logps"]).masked_fill(lines < 0, 0.0)
     # The name of a correction is the unit of a ratio and its treatment above the cap, such as line_mask.
-    level, _, how = importance.partition("_")
+    level, _, treatment = importance.partition("_")
     raw = compute_raw_ratios(delta, lines, "token" if level == "none" else level)
     # TRL has already corrected its ratios of tokens; all other ratios are ours.
     if level == "none":
         batch["importance_sampling_ratio"] = torch.ones_like(raw)
     elif level != "token":
-        batch["importance_sampling_ratio"] = clip_ratios(raw, how, cap)
+        batch["importance_sampling_ratio"] = clip_ratios(raw, treatment, cap)
     return measure_mismatch(
-        delta, lines, raw, batch["importance_sampling_ratio"], ages.to(trained.device) == 0, accelerator
+        delta, lines, raw, batch["importance_sampling_ratio"], ages.to(trainer_logprobs.device) == 0, accelerator
     )
 
 
@@ -162,8 +162,8 @@ def measure_mismatch(
     """
     sampled = lines >= 0
     # The first token of a completion follows the prompt, which does not count as an observation.
-    before = torch.cat([sampled.new_ones(len(sampled), 1), sampled[:, :-1]], dim=1)
-    first = delta[fresh & ~before].abs()
+    previous_sampled = torch.cat([sampled.new_ones(len(sampled), 1), sampled[:, :-1]], dim=1)
+    first_gaps = delta[fresh & ~previous_sampled].abs()
     gaps = delta[fresh].abs()
     # Gather sums and counts, because processes have different numbers of tokens.
     zero = delta.new_zeros(())
@@ -171,18 +171,23 @@ def measure_mismatch(
         zero + len(gaps),
         gaps.sum(),
         gaps.max() if len(gaps) else zero,
-        zero + len(first),
-        first.sum(),
+        zero + len(first_gaps),
+        first_gaps.sum(),
         delta[sampled].exp().sum(),
         (raw == used).expand_as(sampled)[sampled].float().sum(),
         zero + sampled.sum(),
     ]
     rows = accelerator.gather(torch.stack(local).double()).view(-1, len(local))
-    tokens, total, _, firsts, first_total, ratio, kept, everything = rows.sum(dim=0).tolist()
-    share, of_all = 1 / max(tokens, 1), 1 / max(everything, 1)
-    most = rows[:, 2].max().item()
-    after, elsewhere = first_total / max(firsts, 1), (total - first_total) / max(tokens - firsts, 1)
-    return LogprobMismatch(total * share, most, after, elsewhere, ratio * of_all, kept * of_all, tokens)
+    tokens, total, _, first_count, first_total, ratio, unclipped, sampled_count = rows.sum(dim=0).tolist()
+    per_token, per_sampled = 1 / max(tokens, 1), 1 / max(sampled_count, 1)
+    largest = rows[:, 2].max().item()
+    after_observation, elsewhere = (
+        first_total / max(first_count, 1),
+        (total - first_total) / max(tokens - first_count, 1),
+    )
+    return LogprobMismatch(
+        total * per_token, largest, after_observation, elsewhere, ratio * per_sampled, unclipped * per_sampled, tokens
+    )
 
 
 def compute_raw_ratios(delta: Tensor, lines: Tensor, level: str) -> Tensor:
@@ -201,6 +206,6 @@ def compute_raw_ratios(delta: Tensor, lines: Tensor, level: str) -> Tensor:
     return torch.where(slots > 0, means.gather(1, slots).exp(), 1.0)
 
 
-def clip_ratios(ratios: Tensor, how: str, cap: float) -> Tensor:
-    """Return `ratios` with those above `cap` set to `cap` (`how` is "truncate") or to 0 ("mask")."""
-    return ratios.clamp(max=cap) if how == "truncate" else ratios.masked_fill(ratios > cap, 0.0)
+def clip_ratios(ratios: Tensor, treatment: str, cap: float) -> Tensor:
+    """Return `ratios` with those above `cap` set to `cap` (`treatment` is "truncate") or to 0 ("mask")."""
+    return ratios.clamp(max=cap) if treatment == "truncate" else ratios.masked_fill(ratios > cap, 0.0)

@@ -42,7 +42,7 @@ class TokenColumns:
     def __post_init__(self) -> None:
         rows = {len(rows) for rows in (self.prompt_ids, self.completion_ids, self.logprobs, self.mask)}
         if len(rows) > 1:
-            raise InvariantError(f"columns of a batch have {sorted(rows)} rows; give a row a rollout in each")
+            raise InvariantError(f"columns of a batch have {sorted(rows)} rows; give one row per rollout in each")
         for b, ids in enumerate(self.completion_ids):
             if not len(ids) == len(self.logprobs[b]) == len(self.mask[b]):
                 counts = f"{len(ids)} ids, {len(self.logprobs[b])} log probabilities and a mask of {len(self.mask[b])}"
@@ -154,7 +154,7 @@ class LogprobScorer:
         self._autocast = autocast
         self.tokens_per_pass = tokens_per_pass
         self._sharing = sharing
-        self._known: TokenScores
+        self._step_scores: TokenScores
         if sharing is not None:
             sharing.check_model(model, autocast)
         if model.device.type == "cpu":
@@ -163,28 +163,30 @@ class LogprobScorer:
 
     def score_step(self, model: ScoringModel, batch: ScoringBatch, keep_graph: bool) -> TokenScores:
         """Return the scores of a whole step. With `keep_graph`, its only update takes its gradients from them."""
-        tally = self._verify_sharing(model, batch)
+        stats = self._verify_sharing(model, batch)
         # Rows without effect on the loss need no graph. Scores of rows that are left out are 0, so a sum combines both.
         with torch.no_grad():
-            resting = self._score_rows(model, batch, batch.sampled_mask, ~batch.learning_rows, tally)
+            other_scores = self._score_rows(model, batch, batch.sampled_mask, ~batch.learning_rows, stats)
         with torch.set_grad_enabled(keep_graph):
-            learned = self._score_rows(model, batch, batch.sampled_mask, batch.learning_rows, tally)
-            self._known = TokenScores(resting.logprobs + learned.logprobs, resting.entropies + learned.entropies)
-        return TokenScores(self._known.logprobs.detach(), self._known.entropies)
+            learning_scores = self._score_rows(model, batch, batch.sampled_mask, batch.learning_rows, stats)
+            self._step_scores = TokenScores(
+                other_scores.logprobs + learning_scores.logprobs, other_scores.entropies + learning_scores.entropies
+            )
+        return TokenScores(self._step_scores.logprobs.detach(), self._step_scores.entropies)
 
     def rescore(self, model: ScoringModel, batch: ScoringBatch, rows: Tensor, with_graph: bool) -> TokenScores:
         """Return the scores of some rows of the same step. Set `with_graph` if the first pass kept its graph.
 
         Rows that the loss does not depend on keep the scores of the first pass, even after updates.
         """
-        known = TokenScores(self._known.logprobs[rows], self._known.entropies[rows])
+        step_scores = TokenScores(self._step_scores.logprobs[rows], self._step_scores.entropies[rows])
         if with_graph:
-            return known
+            return step_scores
         learning = batch.learning_rows[rows]
         fresh = self._score_rows(model, batch, batch.sampled_mask[rows], learning)
         return TokenScores(
-            torch.where(learning[:, None], fresh.logprobs, known.logprobs.detach()),
-            torch.where(learning[:, None], fresh.entropies, known.entropies),
+            torch.where(learning[:, None], fresh.logprobs, step_scores.logprobs.detach()),
+            torch.where(learning[:, None], fresh.entropies, step_scores.entropies),
         )
 
     @torch.no_grad()
@@ -200,8 +202,8 @@ class LogprobScorer:
         if self._sharing is None:
             return None
 
-        def score(rows: Tensor, tokens: int, tally: PrefixSharingStats | None) -> TokenScores:
-            return self._run_pass(model, batch, batch.sampled_mask, rows, tokens, tally)
+        def score(rows: Tensor, tokens: int, stats: PrefixSharingStats | None) -> TokenScores:
+            return self._run_pass(model, batch, batch.sampled_mask, rows, tokens, stats)
 
         step = (batch.input_ids, batch.attention, batch.sampled_mask)
         self._sharing.verify_batch(score, step, batch.learning_rows, self._get_tokens_per_pass(batch), self._autocast)
@@ -212,14 +214,16 @@ class LogprobScorer:
         model: ScoringModel,
         batch: ScoringBatch,
         sampled: Tensor,
-        wanted: Tensor,
-        tally: PrefixSharingStats | None = None,
+        row_mask: Tensor,
+        stats: PrefixSharingStats | None = None,
     ) -> TokenScores:
-        """Score the rows that `wanted` marks, (b,) bool; all others are 0 in the result."""
+        """Score the rows that `row_mask` marks, (b,) bool; all others are 0 in the result."""
         # A tally makes `compute_logprobs` share prefixes. Only the one of the first pass is kept for metrics.
         shared = self._sharing is not None and not self._sharing.disabled
-        counted = (tally or PrefixSharingStats()) if shared else None
-        return self._run_pass(model, batch, sampled, wanted.nonzero()[:, 0], self._get_tokens_per_pass(batch), counted)
+        pass_stats = (stats or PrefixSharingStats()) if shared else None
+        return self._run_pass(
+            model, batch, sampled, row_mask.nonzero()[:, 0], self._get_tokens_per_pass(batch), pass_stats
+        )
 
     def _get_tokens_per_pass(self, batch: ScoringBatch) -> int:
         default = TOKENS_PER_PASS_CPU if batch.input_ids.device.type == "cpu" else TOKENS_PER_PASS_GPU
@@ -232,7 +236,7 @@ class LogprobScorer:
         sampled: Tensor,
         rows: Tensor,
         tokens: int,
-        tally: PrefixSharingStats | None,
+        stats: PrefixSharingStats | None,
     ) -> TokenScores:
         """Score `rows` under autocast, in passes of about `tokens` tokens."""
 
@@ -242,4 +246,4 @@ class LogprobScorer:
             with self._autocast():
                 return model(input_ids=input_ids, sampled=sampled, position_ids=position_ids, tree=tree)
 
-        return compute_logprobs(score, batch.input_ids, batch.attention, sampled, rows, tokens, self._packed, tally)
+        return compute_logprobs(score, batch.input_ids, batch.attention, sampled, rows, tokens, self._packed, stats)

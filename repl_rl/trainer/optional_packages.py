@@ -8,18 +8,18 @@ from repl_rl.errors import ConfigError
 SINKS = ("tensorboard", "trackio", "wandb")
 
 
-def require_peft(rank: int, found: Callable[[str], object] = find_spec) -> None:
+def require_peft(rank: int, find_package: Callable[[str], object] = find_spec) -> None:
     """Check that PEFT, which adapters need, is installed.
 
     Raises:
         ConfigError: PEFT is not installed.
     """
-    if found("peft") is None:
+    if find_package("peft") is None:
         raise ConfigError("lora_rank", rank, "it needs the package peft: pip install 'repl_rl[lora]', or set it to 0")
 
 
-def require_sinks(names: Sequence[str], found: Callable[[str], object] = find_spec) -> None:
-    """Check that trackers are available; `found` looks up a package, and returns None if it is not installed.
+def require_sinks(names: Sequence[str], find_package: Callable[[str], object] = find_spec) -> None:
+    """Check that trackers are available; `find_package` looks up a package, and returns None if it is not installed.
 
     Raises:
         ConfigError: a tracker is not known or not installed.
@@ -27,5 +27,5 @@ def require_sinks(names: Sequence[str], found: Callable[[str], object] = find_sp
     for name in names:
         if name not in SINKS:
             raise ConfigError("report_to", name, f"choose among {', '.join(SINKS)}")
-        if found(name) is None:
+        if find_package(name) is None:
             raise ConfigError("report_to", name, f"it is not installed: pip install {name}")

@@ -64,19 +64,19 @@ class PrefixTree:
         """Build the tree of `rows`, which have at least one token each; rows may be equal or prefixes of others."""
         segments, ends = _build_segments(rows)
         ids: list[int] = []
-        before: list[int] = []
+        predecessors: list[int] = []
         for segment, row in segments:
             ids += rows[row][segment.depth : segment.depth + segment.end - segment.start]
             # The parent's last token predicts the first token of a segment.
             parent = segments[segment.path[-1]][0].end - 1 if segment.path else segment.start
-            before += [parent, *range(segment.start, segment.end - 1)]
+            predecessors += [parent, *range(segment.start, segment.end - 1)]
         # A token's position in its rollouts is its offset in the segment plus the depth of the segment.
-        places = [torch.arange(segment.start, segment.end) for segment, _ in segments]
-        depths = [places[n] - segment.start + segment.depth for n, (segment, _) in enumerate(segments)]
-        where = tuple(torch.cat([places[n] for n in path]) for path in ends)
-        tensors = (torch.tensor([ids]), torch.cat(depths)[None], torch.tensor(before))
-        ids_1T, positions_1T, before_T = (one.to(device) for one in tensors)
-        return cls(tuple(segment for segment, _ in segments), ids_1T, positions_1T, before_T, where)
+        segment_indices = [torch.arange(segment.start, segment.end) for segment, _ in segments]
+        depths = [segment_indices[n] - segment.start + segment.depth for n, (segment, _) in enumerate(segments)]
+        row_positions = tuple(torch.cat([segment_indices[n] for n in path]) for path in ends)
+        tensors = (torch.tensor([ids]), torch.cat(depths)[None], torch.tensor(predecessors))
+        ids_1T, positions_1T, predecessors_T = (tensor.to(device) for tensor in tensors)
+        return cls(tuple(segment for segment, _ in segments), ids_1T, positions_1T, predecessors_T, row_positions)
 
     @property
     def lengths(self) -> list[int]:
@@ -93,11 +93,11 @@ class PrefixTree:
             The marked tokens of the tree, (1, T) bool. For each of the N tokens, row by row, its index among them,
             (N,); rows that share a token have the same index.
         """
-        places = torch.cat([where[marks] for where, marks in zip(self.row_positions, rows, strict=True)])
-        found_T = torch.zeros(self.ids.size(1), dtype=torch.bool)
-        found_T[places] = True
-        which = found_T.cumsum(0)[places] - 1
-        return found_T[None].to(self.ids.device), which.to(self.ids.device)
+        indices = torch.cat([positions[marks] for positions, marks in zip(self.row_positions, rows, strict=True)])
+        marked_T = torch.zeros(self.ids.size(1), dtype=torch.bool)
+        marked_T[indices] = True
+        order = marked_T.cumsum(0)[indices] - 1
+        return marked_T[None].to(self.ids.device), order.to(self.ids.device)
 
     def get_visible_mask(self, number: int, window: int | None, repeats: int) -> Tensor | None:
         """Return the attention mask of a segment, (repeats * tokens, keys) bool, or None for plain causal attention.
@@ -122,10 +122,10 @@ class PrefixTree:
         return self._masks[cache_key]
 
 
-def count_common_prefix(one: TokenIds, other: TokenIds) -> int:
+def count_common_prefix(row: TokenIds, other: TokenIds) -> int:
     """Return the length of the common prefix of two rows."""
     # Binary search for the first difference; slices are compared in C.
-    return bisect_left(range(min(len(one), len(other))), True, key=lambda n: one[: n + 1] != other[: n + 1])
+    return bisect_left(range(min(len(row), len(other))), True, key=lambda n: row[: n + 1] != other[: n + 1])
 
 
 def _build_segments(rows: Sequence[TokenIds]) -> tuple[list[tuple[TreeSegment, int]], list[tuple[int, ...]]]:
@@ -134,20 +134,20 @@ def _build_segments(rows: Sequence[TokenIds]) -> tuple[list[tuple[TreeSegment, i
     order = sorted(range(len(rows)), key=lambda n: rows[n])
     segments: list[tuple[TreeSegment, int]] = []
     ends: list[tuple[int, ...]] = [()] * len(rows)
-    place = 0
-    open_: list[tuple[list[int], int, tuple[int, ...]]] = [(order, 0, ())]
-    while open_:
-        members, depth, path = open_.pop()
+    start = 0
+    stack: list[tuple[list[int], int, tuple[int, ...]]] = [(order, 0, ())]
+    while stack:
+        members, depth, path = stack.pop()
         # Members that continue get a longer path in a later iteration.
         for row in members:
             ends[row] = path
         for _, branch in groupby((row for row in members if len(rows[row]) > depth), key=lambda n: rows[n][depth]):
-            inside = list(branch)
+            branch_rows = list(branch)
             # Rows are sorted, so all of them share the common prefix of the first and the last one.
-            length = count_common_prefix(rows[inside[0]], rows[inside[-1]]) - depth
-            open_.append((inside, depth + length, (*path, len(segments))))
-            segments.append((TreeSegment(place, place + length, depth, path), inside[0]))
-            place += length
+            length = count_common_prefix(rows[branch_rows[0]], rows[branch_rows[-1]]) - depth
+            stack.append((branch_rows, depth + length, (*path, len(segments))))
+            segments.append((TreeSegment(start, start + length, depth, path), branch_rows[0]))
+            start += length
     return segments, ends
 
 
@@ -172,8 +172,8 @@ class TreeCandidate:
     def can_join(self, size: int, shared: int, limit: int) -> bool:
         """Return True if a row of `size` tokens, of which `shared` are in the tree, may join."""
         # A row that shares at least half of itself may exceed the limit, as `group_rows_into_trees` explains.
-        after = self.tree_tokens + size - shared
-        return after <= limit or (2 * shared >= size and after <= 2 * max(limit, self.longest))
+        new_size = self.tree_tokens + size - shared
+        return new_size <= limit or (2 * shared >= size and new_size <= 2 * max(limit, self.longest))
 
     def with_row(self, row: int, size: int, shared: int) -> "TreeCandidate":
         """Return the candidate with one more row."""
@@ -189,15 +189,15 @@ def group_rows_into_trees(rows: Sequence[TokenIds], limit: int) -> list[TreeCand
     `limit`, or up to twice the longest row. It would cost more in a separate pass.
     """
     # Neighbours in sorted order share the longest prefixes.
-    parts: list[TreeCandidate] = []
+    candidates: list[TreeCandidate] = []
     for row in sorted(range(len(rows)), key=lambda n: rows[n]):
         size = len(rows[row])
-        shared = count_common_prefix(rows[parts[-1].members[-1]], rows[row]) if parts else 0
-        if parts and parts[-1].can_join(size, shared, limit):
-            parts[-1] = parts[-1].with_row(row, size, shared)
+        shared = count_common_prefix(rows[candidates[-1].members[-1]], rows[row]) if candidates else 0
+        if candidates and candidates[-1].can_join(size, shared, limit):
+            candidates[-1] = candidates[-1].with_row(row, size, shared)
         else:
-            parts.append(TreeCandidate((row,), size, size, size))
-    return parts
+            candidates.append(TreeCandidate((row,), size, size, size))
+    return candidates
 
 
 def compute_tree_attention(
@@ -210,7 +210,7 @@ def compute_tree_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     tree: PrefixTree | None = None,
-    **more: object,
+    **options: object,
 ) -> tuple[Tensor, None]:
     """Compute attention as transformers calls it: over the paths of `tree`, or as "sdpa" without a tree.
 
@@ -225,41 +225,46 @@ def compute_tree_attention(
         ValueError: the model uses an attention option that tree attention does not support.
     """
     if tree is None:
-        plain: Callable[..., tuple[Tensor, None]] = sdpa_attention_forward
-        asked = {"scaling": scaling, "sliding_window": sliding_window, **more}
-        return plain(module, query, key, value, attention_mask, **asked)
-    _validate_attention_args(more)
+        sdpa: Callable[..., tuple[Tensor, None]] = sdpa_attention_forward
+        arguments = {"scaling": scaling, "sliding_window": sliding_window, **options}
+        return sdpa(module, query, key, value, attention_mask, **arguments)
+    _validate_attention_args(options)
     heads, groups = query.size(1), key.size(1)
     repeats = heads // groups
     # Split, not sliced: the backward pass of each slice would allocate a gradient of the full size.
-    queries, keys, values = (torch.split(whole, tree.lengths, dim=2) for whole in (query, key, value))
-    found = []
+    queries, keys, values = (torch.split(tensor, tree.lengths, dim=2) for tensor in (query, key, value))
+    outputs = []
     for number, segment in enumerate(tree.segments):
-        seen = tree.get_visible_mask(number, sliding_window, repeats)
+        mask = tree.get_visible_mask(number, sliding_window, repeats)
         # Keys and values are those of the whole path, queries those of the segment alone.
         path = (*segment.path, number)
-        path_keys, path_values = (torch.cat([parts[n] for n in path], dim=2) for parts in (keys, values))
-        mine = queries[number]
-        if seen is None:
-            some = scaled_dot_product_attention(
-                mine, path_keys, path_values, scale=scaling, is_causal=mine.size(2) > 1, enable_gqa=repeats > 1
+        path_keys, path_values = (torch.cat([segments[n] for n in path], dim=2) for segments in (keys, values))
+        segment_queries = queries[number]
+        if mask is None:
+            output = scaled_dot_product_attention(
+                segment_queries,
+                path_keys,
+                path_values,
+                scale=scaling,
+                is_causal=segment_queries.size(2) > 1,
+                enable_gqa=repeats > 1,
             )
         else:
             # Heads that share keys are stacked as queries, so that no key is repeated.
-            stacked = mine.reshape(1, groups, -1, mine.size(3))
-            some = scaled_dot_product_attention(stacked, path_keys, path_values, attn_mask=seen, scale=scaling)
-        found.append(some.reshape(1, heads, -1, value.size(3)))
-    return torch.cat(found, dim=2).transpose(1, 2).contiguous(), None
+            stacked = segment_queries.reshape(1, groups, -1, segment_queries.size(3))
+            output = scaled_dot_product_attention(stacked, path_keys, path_values, attn_mask=mask, scale=scaling)
+        outputs.append(output.reshape(1, heads, -1, value.size(3)))
+    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
 
 
-def _validate_attention_args(more: dict[str, object]) -> None:
+def _validate_attention_args(options: dict[str, object]) -> None:
     """Raise a ValueError for an unsupported attention option, which would otherwise be ignored silently."""
     for name in _UNSUPPORTED_OPTIONS:
-        if more.get(name) is not None:
+        if options.get(name) is not None:
             raise ValueError(f"its attention has {name}")
-    if more.get("dropout"):
-        raise ValueError(f"its attention drops out {more['dropout']} at random")
-    if more.get("is_causal") is False:
+    if options.get("dropout"):
+        raise ValueError(f"its attention drops out {options['dropout']} at random")
+    if options.get("is_causal") is False:
         raise ValueError("its attention sees later tokens")
 
 

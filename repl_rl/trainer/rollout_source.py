@@ -115,12 +115,14 @@ def validate_rollouts(trajectories: Sequence[Trajectory], task_ids: Sequence[str
         InvariantError: their tasks are not the requested ones.
         WeightSyncError: a trajectory has another policy step.
     """
-    got = [t.task_id for t in trajectories]
-    if got != list(task_ids):
-        raise InvariantError(f"the rollout source gave tasks {got} for {list(task_ids)}; give one rollout an entry")
+    returned_ids = [t.task_id for t in trajectories]
+    if returned_ids != list(task_ids):
+        raise InvariantError(
+            f"the rollout source gave tasks {returned_ids} for {list(task_ids)}; give one rollout per entry"
+        )
     for t in trajectories:
         if t.policy_step != step:
             raise WeightSyncError(
                 f"rollout {t.id} is for policy step {t.policy_step} while the trainer is at {step}; the "
-                "rollout source did not take the last weights"
+                "rollout source did not load the last weights"
             )

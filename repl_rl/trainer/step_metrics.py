@@ -25,13 +25,13 @@ class StepReporter(TrainerCallback):
     """Callback that makes a `StepRecord` of TRL's log per step, and adds its metrics to the log for the trackers."""
 
     def __init__(
-        self, trainer: ReplGRPOTrainer, on_step: OnStep, sinks: Trackers, evaluator: PeriodicEvaluator | None = None
+        self, trainer: ReplGRPOTrainer, on_step: OnStep, trackers: Trackers, evaluator: PeriodicEvaluator | None = None
     ) -> None:
         self.trainer = trainer
         self.evaluator = evaluator
         self.on_step = on_step
-        self.trackers = sinks
-        self._mark = (0.0, 0.0, 0.0)
+        self.trackers = trackers
+        self._step_start = (0.0, 0.0, 0.0)
         self._busy_s = 0.0
         self._first_line_tokens = 0.0
         self._series = NamedMetrics()
@@ -42,17 +42,17 @@ class StepReporter(TrainerCallback):
 
     def load_state_dict(self, memory: str) -> None:
         """Restore the state that `state_dict` returned."""
-        saved = json.loads(memory)
+        state = json.loads(memory)
         # Older checkpoints hold the line length alone.
-        if not isinstance(saved, dict):
-            saved = {"first_line_tokens": saved, "series": NamedMetrics().state_dict()}
-        self._first_line_tokens = saved["first_line_tokens"]
-        self._series.load_state_dict(saved["series"])
+        if not isinstance(state, dict):
+            state = {"first_line_tokens": state, "series": NamedMetrics().state_dict()}
+        self._first_line_tokens = state["first_line_tokens"]
+        self._series.load_state_dict(state["series"])
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        self._mark = self._read_clocks()
+        self._step_start = self._read_clocks()
 
     def on_log(
         self,
@@ -66,7 +66,7 @@ class StepReporter(TrainerCallback):
         if logs is None or "loss" not in logs:
             return
         clocks = self._read_clocks()
-        wall_s, rollout_s, sync_s = (now - then for now, then in zip(clocks, self._mark, strict=True))
+        wall_s, rollout_s, sync_s = (now - before for now, before in zip(clocks, self._step_start, strict=True))
         # Each process has a part of the step; the record covers all of it.
         trajectories: list[Trajectory] = gather_object(list(self.trainer.train_batch.trajectories))
         credit: list[tuple[LineCredit, ...]] = gather_object(
@@ -99,7 +99,7 @@ class StepReporter(TrainerCallback):
         # The clock of the next step starts after the caller's work and the evaluation. The weight sync of an evaluation
         # counts for the next step, which does not repeat it.
         now_s, _, synced_s = self._read_clocks()
-        self._mark = now_s - (synced_s - clocks[2]), *clocks[1:]
+        self._step_start = now_s - (synced_s - clocks[2]), *clocks[1:]
         self._busy_s = self._get_busy_s()
 
     def _read_clocks(self) -> tuple[float, float, float]:
@@ -117,19 +117,19 @@ class StepReporter(TrainerCallback):
         """Return the idle shares of trainer and sampler in the step; empty without async rollouts."""
         if not self.trainer.max_staleness_steps:
             return {}
-        sampled = (self._get_busy_s() - self._busy_s) / wall_s
-        return {"trainer_idle": waited_s / wall_s, "sampler_idle": min(max(1 - sampled, 0.0), 1.0)}
+        sampling_share = (self._get_busy_s() - self._busy_s) / wall_s
+        return {"trainer_idle": waited_s / wall_s, "sampler_idle": min(max(1 - sampling_share, 0.0), 1.0)}
 
     def _compute_rollout_metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """Return the metrics of a step's rollouts over all processes."""
-        described = compute_trajectory_metrics(trajectories)
+        metrics = compute_trajectory_metrics(trajectories)
         return {
             **self.trainer.scored_batch.mismatch.metrics(),
             **self.trainer.scored_batch.metrics,
             **self.trainer.train_batch.metrics,
             **self.trainer.credit.stop_policy.compute_rates(trajectories),
-            **described,
-            "line_tokens_drift": self._compute_line_length_drift(described["line_tokens_mean"]),
+            **metrics,
+            "line_tokens_drift": self._compute_line_length_drift(metrics["line_tokens_mean"]),
             **self._compute_named_metrics(trajectories),
         }
 

@@ -98,14 +98,14 @@ def run_training(
     disable_dropout(policy)
     policy = prepare_trainable_model(policy, config, seed)
     # Async rollouts alternate between two folders of weights.
-    room = compute_weight_bytes(policy) * (2 if config.ahead else 1)
-    with open_weights_folder(room, tell) as weights, open_fallback_folder(weights, tell) as spare:
+    size = compute_weight_bytes(policy) * (2 if config.ahead else 1)
+    with open_weights_folder(size, tell) as weights, open_fallback_folder(weights, tell) as fallback:
         sharing = PrefixSharing(tell) if config.shared_prefixes == "auto" else None
         tolerance = config.compute_logprob_tolerance(sampled_in)
         trainer = _build_trainer(
             policy, tokenizer, task_ids, source, config, credit, args, weights, curriculum, sharing, tolerance
         )
-        trainer.vllm_generation.fallback = spare
+        trainer.vllm_generation.fallback = fallback
         # Without a folder, there is no checkpoint that could complete a saved model.
         base = model if isinstance(model, Path) else None
         states = keeper.folder if keeper is not None else None
@@ -113,9 +113,9 @@ def run_training(
         reporter = _attach_reporter(trainer, on_step, out.parent, evaluator)
         # Every part with state is saved and restored with the run.
         if keeper is not None:
-            own = {"groups": trainer.group_sampler, "evaluator": evaluator, "reporter": reporter}
-            theirs = {"source": source, "curriculum": curriculum, "sharing": trainer.prefix_sharing}
-            trainer.attach_checkpoints(keeper, {**theirs, **own}, tell)
+            trainer_parts = {"groups": trainer.group_sampler, "evaluator": evaluator, "reporter": reporter}
+            run_parts = {"source": source, "curriculum": curriculum, "sharing": trainer.prefix_sharing}
+            trainer.attach_checkpoints(keeper, {**run_parts, **trainer_parts}, tell)
         trainer.train_or_resume()
         if evaluator is not None:
             evaluator.remove_superseded()
@@ -130,18 +130,18 @@ def load_model(folder: Path, config: TrainerConfig) -> PreTrainedModel:
     """
     if not folder.is_dir():
         raise ConfigError("model folder", str(folder), "there is no such folder")
-    found = read_config(folder)
-    dtype, how = loaded_dtype(config), choose_attention(*resolve_causal_class(found))
+    model_config = read_config(folder)
+    dtype, attention = loaded_dtype(config), choose_attention(*resolve_causal_class(model_config))
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            folder, config=found, dtype=dtype, attn_implementation=how, trust_remote_code=False
+            folder, config=model_config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ConfigError("model folder", str(folder), f"it cannot be loaded: {error}") from error
     # transformers keeps a separate output layer of a checkpoint, even if config.json ties it to the embeddings.
-    head, words = model.get_output_embeddings(), model.get_input_embeddings()
-    if model.config.get_text_config().tie_word_embeddings and head is not None and head.weight is not words.weight:
-        remedy = "yet the checkpoint has an output layer of its own; set it to false in config.json"
+    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    if model.config.get_text_config().tie_word_embeddings and head is not None and head.weight is not embeddings.weight:
+        remedy = "but the checkpoint has a separate output layer; set it to false in config.json"
         raise ConfigError("tie_word_embeddings", True, remedy)
     return model
 
@@ -209,11 +209,11 @@ def _attach_reporter(
 ) -> StepReporter:
     """Replace transformers' printer by the reporter and the trackers."""
     trainer.remove_callback(PrinterCallback)
-    sinks = Trackers(trainer, run)
-    reporter = StepReporter(trainer, on_step, sinks, evaluator)
+    trackers = Trackers(trainer, run)
+    reporter = StepReporter(trainer, on_step, trackers, evaluator)
     trainer.add_callback(reporter)
     # Trackers come last, so that they receive the metrics that the reporter adds to TRL's log.
-    sinks.attach_callbacks()
+    trackers.attach_callbacks()
     return reporter
 
 
@@ -242,9 +242,9 @@ def _silence_warnings() -> None:
     disable_progress_bar()
 
 
-def _warn_about_router(policy: PreTrainedModel, config: TrainerConfig, tell: WarnFn) -> None:
+def _warn_about_router(policy: PreTrainedModel, config: TrainerConfig, warn: WarnFn) -> None:
     """Warn if the fast pass leaves out the load balancing loss of a mixture of experts."""
     text = policy.config.get_text_config()
-    balance = getattr(text, "router_aux_loss_coef", 0.0) if hasattr(text, "output_router_logits") else 0.0
-    if config.fast and balance:
-        tell(f"the router's own loss (router_aux_loss_coef {balance}) is left out; with fast = false it is added")
+    coefficient = getattr(text, "router_aux_loss_coef", 0.0) if hasattr(text, "output_router_logits") else 0.0
+    if config.fast and coefficient:
+        warn(f"the router's loss (router_aux_loss_coef {coefficient}) is left out; set fast = false to add it")

@@ -29,8 +29,8 @@ from repl_rl.ray.worker_pool import WorkerTimeouts
 from repl_rl.rollout import RolloutClient, SyncRollouts
 from repl_rl.rollout.concurrent_rollouts import LengthEstimator
 from repl_rl.rollout.retry import FaultCounts
+from repl_rl.rollout.rollout_stats import RolloutStats, RuntimeInfo
 from repl_rl.rollout.sync_rollouts import ModifyRollouts
-from repl_rl.rollout.throughput_stats import RolloutStats, RuntimeInfo
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.runs.run_folder import RunFolder, check_same_settings
 from repl_rl.settings.argument_parser import dump_toml
@@ -91,22 +91,22 @@ def train(
         WeightSyncError: the log probabilities of the sampler and of the trainer differ.
     """
     # Validate everything before anything is written.
-    chosen, main = config or TrainerConfig(), get_rank() == 0
+    trainer_config, main = config or TrainerConfig(), get_rank() == 0
     tasks = world.draw_tasks(Split.TRAIN, train_tasks)
-    validate_run(world, chosen, len(tasks), fleet)
-    validate_gpu_memory(world, chosen, local=parse_workers(fleet) is None)
+    validate_run(world, trainer_config, len(tasks), fleet)
+    validate_gpu_memory(world, trainer_config, local=parse_workers(fleet) is None)
     world.try_workspaces(tasks)
-    settings = dump_toml(world) + dump_toml(chosen, "trainer")
+    settings = dump_toml(world) + dump_toml(trainer_config, "trainer")
     folder = RunFolder(out, overwrite=False, resume=resume, main=main)
     if resume and folder.exists and main:
         check_same_settings(out, settings)
     # A finished run needs no engine.
-    if resume and folder.exists and folder.is_finished(chosen.steps):
+    if resume and folder.exists and folder.is_finished(trainer_config.steps):
         return folder.checkpoints_folder / "final"
     run_log = _RunLogger(folder, on_step)
     with (
         open_rollout_client(
-            adapt_to_trainer(world, chosen), {task.id: task for task in tasks}, fleet, get_rank()
+            adapt_to_trainer(world, trainer_config), {task.id: task for task in tasks}, fleet, get_rank()
         ) as source,
         open_run(folder, settings, resume, main=main) as state,
     ):
@@ -121,7 +121,7 @@ def train(
             renderer.tokenizer,
             [task.id for task in tasks],
             source,
-            chosen,
+            trainer_config,
             folder.checkpoints_folder,
             run_log.log_step,
             seed=world.seed,
@@ -131,7 +131,7 @@ def train(
             sampled_in=world.dtype,
         )
         if main:
-            run_log.write_summary(source, world.policy, chosen.steps)
+            run_log.write_summary(source, world.policy, trainer_config.steps)
     return final
 
 
@@ -148,18 +148,18 @@ class _RunLogger:
         if self.on_step is not None:
             self.on_step(record, trajectories)
 
-    def log_fallback(self, what: str) -> None:
-        log.warning(what)
-        self.fallback_notes.append(what)
+    def log_fallback(self, message: str) -> None:
+        log.warning(message)
+        self.fallback_notes.append(message)
 
     def write_summary(self, source: RolloutClient, policy: ResolvedModel, steps: int) -> None:
-        facts, counts = source.runtime_info, source.stats
-        fallbacks = {"update_fallbacks": list(self.fallback_notes), "sampler_fallback": facts.sampler_fallback}
-        opened = {"engine": facts.engine, "engine_fallback": facts.engine_fallback, "sandbox": facts.sandbox}
-        preemptions = asdict(counts.preemptions) if counts.preemptions is not None else None
-        figures = {"preemptions": preemptions, "faults": dict(counts.faults), **get_workers_status(source)}
+        info, stats = source.runtime_info, source.stats
+        fallbacks = {"update_fallbacks": list(self.fallback_notes), "sampler_fallback": info.sampler_fallback}
+        components = {"engine": info.engine, "engine_fallback": info.engine_fallback, "sandbox": info.sandbox}
+        preemptions = asdict(stats.preemptions) if stats.preemptions is not None else None
+        status = {"preemptions": preemptions, "faults": dict(stats.faults), **get_workers_status(source)}
         model = {"model": policy.reference, "model_fallback": policy.fallback}
-        self.folder.write_summary({"status": "finished", **model, "steps": steps, **figures, **opened, **fallbacks})
+        self.folder.write_summary({"status": "finished", **model, "steps": steps, **status, **components, **fallbacks})
         self.folder.write_report()
 
 
@@ -177,15 +177,15 @@ def open_rollout_client(
     Raises:
         ConfigError: `fleet` is unknown.
     """
-    chosen = parse_workers(fleet)
-    if chosen is None:
+    options = parse_workers(fleet)
+    if options is None:
         return SyncRollouts(partial(world.open_rollouts, rank), tasks)
     # Rank 0 owns the workers, and the other ranks get their rollouts from it.
     if rank:
         _, renderer = world.load_sampler_and_renderer()
         return FollowerRolloutClient(renderer.forbidden_ids, tasks)
     kind = RolloutWorkers if get_world_size() == 1 else LeaderRolloutWorkers
-    return kind(_connect_to_ray(chosen), build_worker_plan(world, chosen), tasks)
+    return kind(_connect_to_ray(options), build_worker_plan(world, options), tasks)
 
 
 def adapt_to_trainer(world: RolloutConfig, trainer: TrainerConfig) -> RolloutConfig:
@@ -194,14 +194,14 @@ def adapt_to_trainer(world: RolloutConfig, trainer: TrainerConfig) -> RolloutCon
 
 
 def build_worker_plan(
-    world: RolloutConfig, chosen: RayOptions, waits: WorkerTimeouts | None = None, shared: bool = True
+    world: RolloutConfig, options: RayOptions, timeouts: WorkerTimeouts | None = None, shared: bool = True
 ) -> WorkerPlan:
     """Return the plan of a worker pool. Raises ConfigError: sampler, prompt and policy do not fit each other."""
     sampler, _ = world.load_sampler_and_renderer()
-    limits = waits or WorkerTimeouts(no_worker_timeout_s=chosen.patience_s)
+    limits = timeouts or WorkerTimeouts(no_worker_timeout_s=options.patience_s)
     host = bool(world.host_functions)
     return WorkerPlan(
-        build_worker_setup(world), sampler, world.rollout, host, world.concurrency, chosen.nodes, limits, shared
+        build_worker_setup(world), sampler, world.rollout, host, world.concurrency, options.nodes, limits, shared
     )
 
 
@@ -209,12 +209,12 @@ def build_worker_setup(world: RolloutConfig) -> WorkerSetup:
     """Return the settings by which a worker opens `world`, without other settings of the run."""
     # The settings of a command are a subclass of `RolloutConfig`, and a worker needs only the fields of
     # `RolloutConfig`.
-    plain = {field.name: getattr(world, field.name) for field in fields(RolloutConfig)}
+    values = {field.name: getattr(world, field.name) for field in fields(RolloutConfig)}
     if world.model != BUNDLED and Path(world.model).exists():
-        plain["model"] = str(world.model_folder.absolute())  # a name on the hub is resolved on each machine instead
+        values["model"] = str(world.model_folder.absolute())  # a name on the hub is resolved on each machine instead
     # A worker starts in the same folder and finds the same modules, so that it can load code of the user.
-    opener = pickle.dumps(partial(RolloutConfig(**plain).open_rollouts, 0))
-    return WorkerSetup(opener, 0, os.getcwd(), tuple(place for place in sys.path if place))
+    opener = pickle.dumps(partial(RolloutConfig(**values).open_rollouts, 0))
+    return WorkerSetup(opener, 0, os.getcwd(), tuple(path for path in sys.path if path))
 
 
 def write_worker_notes(source: RolloutClient, run: Path) -> None:
@@ -229,14 +229,14 @@ def get_workers_status(source: RolloutClient) -> dict[str, Json]:
 
 
 @contextmanager
-def _connect_to_ray(chosen: RayOptions) -> Iterator[WorkerCluster]:
+def _connect_to_ray(options: RayOptions) -> Iterator[WorkerCluster]:
     """Start or join the Ray cluster, and yield its workers."""
     # Imported here because Ray is an optional dependency.
-    with import_module("repl_rl.ray.rollout_actors").open_ray_cluster(chosen) as started:
-        yield started.cluster
+    with import_module("repl_rl.ray.rollout_actors").open_ray_cluster(options) as connection:
+        yield connection.cluster
 
 
-_ELSEWHERE = "in the first process"
+_ON_FIRST_PROCESS = "in the first process"
 """Engine and sandbox of a process that gets its rollouts from the first one."""
 CollectFn = Callable[[Sequence[str]], Sequence[Trajectory]]
 """Function that returns one trajectory per task id."""
@@ -251,15 +251,15 @@ def collect_on_first_process(task_ids: Sequence[str], play: CollectFn) -> list[T
     """
     requested: list[Sequence[str]] = gather_object([list(task_ids)])
     # The first process plays; each process takes its part of all trajectories.
-    me = PartialState()
-    everything = play([id for part in requested for id in part]) if me.is_main_process else None
-    (played,) = broadcast_object_list([everything])
-    first = sum(len(part) for part in requested[: me.process_index])
-    return list(played[first : first + len(task_ids)])
+    process = PartialState()
+    all_trajectories = play([id for ids in requested for id in ids]) if process.is_main_process else None
+    (trajectories,) = broadcast_object_list([all_trajectories])
+    offset = sum(len(ids) for ids in requested[: process.process_index])
+    return list(trajectories[offset : offset + len(task_ids)])
 
 
 class LeaderRolloutWorkers(RolloutWorkers):
-    """Fleet in the process that owns it; only `collect` is called together with the other processes."""
+    """Worker pool in the process that owns it; only `collect` is called together with the other processes."""
 
     def collect(self, task_ids: Sequence[str], policy_step: int) -> Sequence[Trajectory]:
         """See `RolloutClient.collect`."""
@@ -269,15 +269,15 @@ class LeaderRolloutWorkers(RolloutWorkers):
 
 
 class FollowerRolloutClient:
-    """Context manager: the same fleet in another process, which starts no worker. It satisfies `RolloutClient`."""
+    """Context manager: the same worker pool in another process, which starts none. It satisfies `RolloutClient`."""
 
     stats = RolloutStats()
-    """Empty figures, because the first process reports for all."""
+    """Empty statistics, because the first process reports for all."""
 
     def __init__(self, forbidden_ids: frozenset[int], tasks: Mapping[str, Task]) -> None:
         self.tasks = tasks
-        self.runtime_info = RuntimeInfo(_ELSEWHERE, None, _ELSEWHERE, None, forbidden_ids)
-        """Facts without engine and sandbox, because this process opens neither."""
+        self.runtime_info = RuntimeInfo(_ON_FIRST_PROCESS, None, _ON_FIRST_PROCESS, None, forbidden_ids)
+        """Runtime information without engine and sandbox, because this process opens neither."""
 
     def __enter__(self) -> "FollowerRolloutClient":
         return self
@@ -300,7 +300,7 @@ class FollowerRolloutClient:
         self, tasks: Sequence[Task], temperature: float = 1.0, alter: ModifyRollouts | None = None
     ) -> Sequence[Trajectory]:
         """Raise InvariantError, because only the first process evaluates."""
-        raise InvariantError("only the first process samples beside training")
+        raise InvariantError("only the first process samples outside training")
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
         """Return no metrics, because the first process reports them."""
@@ -310,8 +310,8 @@ class FollowerRolloutClient:
         """Do nothing, because the first process sends the weights to every worker before it plays."""
 
     def state_dict(self) -> str:
-        """Return the state of a fleet that has played nothing, as JSON."""
-        # A run that resumes with other processes can restore any fleet from it.
+        """Return the state of a worker pool that has played nothing, as JSON."""
+        # A run that resumes with other processes can restore any worker pool from it.
         return json.dumps({"lengths": LengthEstimator().state_dict(), "broken": asdict(FaultCounts())})
 
     def load_state_dict(self, memory: str) -> None:

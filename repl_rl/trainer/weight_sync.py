@@ -46,15 +46,15 @@ class FallbackFolder:
 class WeightSync:
     """Weight sync in place of TRL's vLLM client: TRL calls `sync_weights` whenever it would update its own engine."""
 
-    def __init__(self, trainer: GRPOTrainer, source: RolloutSource, folder: Path, by_turns: bool = False) -> None:
-        """With `by_turns`, syncs alternate between two folders in `folder`.
+    def __init__(self, trainer: GRPOTrainer, source: RolloutSource, folder: Path, alternate: bool = False) -> None:
+        """With `alternate`, syncs alternate between two folders in `folder`.
 
         Async rollouts need this: a crashed engine can restart with its last weights while new ones are written.
         """
         self.trainer = trainer
         self.source = source
         self.folder = folder
-        self._by_turns, self._turn = by_turns, 0
+        self._alternate, self._turn = alternate, 0
         self.fallback: FallbackFolder | None = None
         """Fallback folder, used once; None if it is used or does not exist."""
         self.elapsed_s = 0.0
@@ -80,7 +80,7 @@ class WeightSync:
     @property
     def _target_folder(self) -> Path:
         """Folder of the current sync."""
-        return self.folder / str(self._turn % 2) if self._by_turns else self.folder
+        return self.folder / str(self._turn % 2) if self._alternate else self.folder
 
     def _save_weights(self, model: PreTrainedModel, state: Mapping[str, torch.Tensor]) -> None:
         """Write the weights to the folder of this sync, or to the fallback folder if that fails."""
@@ -93,9 +93,9 @@ class WeightSync:
             # Remove the unfinished file, which would take room from other programs.
             (self._target_folder / WEIGHTS).unlink(missing_ok=True)
             # Use the fallback for this sync and all later ones.
-            spare, self.fallback = self.fallback, None
-            self.folder = spare.open_folder()
-            spare.warn(f"weights take {self.folder.parent} on their way to the engine from now on: {error}")
+            fallback, self.fallback = self.fallback, None
+            self.folder = fallback.open_folder()
+            fallback.warn(f"weights reach the engine through {self.folder.parent} from now on: {error}")
             self._target_folder.mkdir(exist_ok=True)
             save_weights(model, state, self._target_folder)
 
@@ -106,53 +106,55 @@ def compute_weight_bytes(model: PreTrainedModel) -> int:
 
 
 def find_folder_with_space(
-    size: int, places: Sequence[Path] | None = None, free: Callable[[Path], int] | None = None
+    size: int, folders: Sequence[Path] | None = None, free: Callable[[Path], int] | None = None
 ) -> Path:
-    """Return the first of `places` with room for `size` bytes: memory if the system offers it, or temporary files.
+    """Return the first of `folders` with room for `size` bytes: memory if the system offers it, or temporary files.
 
     Args:
         size: bytes of the weights.
-        places: folders, best first; None means /dev/shm and the temporary folder.
+        folders: folders, best first; None means /dev/shm and the temporary folder.
         free: returns the free bytes of a folder; None means those that the system reports.
 
     Raises:
         ConfigError: no folder has room.
     """
-    left = free or _get_free_bytes
-    usable = [place for place in places or (SHARED, Path(tempfile.gettempdir())) if os.access(place, os.W_OK)]
-    found = next((place for place in usable if left(place) >= size + _HEADER), None)
-    if found is None:
-        room = ", ".join(f"{left(place) >> 20} MiB in {place}" for place in usable) or "no folder to write to"
+    get_free_bytes = free or _get_free_bytes
+    usable = [folder for folder in folders or (SHARED, Path(tempfile.gettempdir())) if os.access(folder, os.W_OK)]
+    folder = next((folder for folder in usable if get_free_bytes(folder) >= size + _HEADER), None)
+    if folder is None:
+        space = (
+            ", ".join(f"{get_free_bytes(folder) >> 20} MiB in {folder}" for folder in usable) or "no folder to write to"
+        )
         remedy = f"the policy takes {size >> 20} MiB; free some, or set TMPDIR to a folder with room"
-        raise ConfigError("room for weights on their way to the engine", room, remedy)
-    return found
+        raise ConfigError("room for weights on their way to the engine", space, remedy)
+    return folder
 
 
-def _get_free_bytes(place: Path) -> int:
-    return int(shutil.disk_usage(place).free)
+def _get_free_bytes(folder: Path) -> int:
+    return int(shutil.disk_usage(folder).free)
 
 
 @contextmanager
 def open_weights_folder(
-    size: int, tell: WarnFn | None = None, room: Callable[[int], Path] = find_folder_with_space
+    size: int, warn: WarnFn | None = None, find_folder: Callable[[int], Path] = find_folder_with_space
 ) -> Iterator[Path]:
     """Yield a private folder for weight syncs of `size` bytes, in memory if that has room.
 
     The folder is removed at the end; folders of killed processes are removed at the next start. The warning callback
-    receives a line if memory exists but is too small. `room` finds the place.
+    receives a line if memory exists but is too small. `find_folder` chooses the folder.
 
     Raises:
         ConfigError: no folder has room.
     """
-    root = room(size)
-    if root != SHARED and os.access(SHARED, os.W_OK) and tell is not None:
-        tell(f"{SHARED} has no room for {size >> 20} MiB of weights on their way to the engine: they take {root}")
+    root = find_folder(size)
+    if root != SHARED and os.access(SHARED, os.W_OK) and warn is not None:
+        warn(f"{SHARED} has no room for {size >> 20} MiB of weights, so they reach the engine through {root}")
     with open_private_folder(root, _PREFIX) as folder:
         yield folder
 
 
 @contextmanager
-def open_fallback_folder(weights: Path, tell: WarnFn) -> Iterator[FallbackFolder | None]:
+def open_fallback_folder(weights: Path, warn: WarnFn) -> Iterator[FallbackFolder | None]:
     """Yield a fallback through temporary files if `weights` is in memory, or else None.
 
     A folder that the fallback has created is removed at the end.
@@ -160,9 +162,9 @@ def open_fallback_folder(weights: Path, tell: WarnFn) -> Iterator[FallbackFolder
     if SHARED not in weights.parents:
         yield None
         return
-    with ExitStack() as ending:
+    with ExitStack() as stack:
         yield FallbackFolder(
-            lambda: ending.enter_context(open_private_folder(Path(tempfile.gettempdir()), _PREFIX)), tell
+            lambda: stack.enter_context(open_private_folder(Path(tempfile.gettempdir()), _PREFIX)), warn
         )
 
 
@@ -174,10 +176,10 @@ def save_weights(model: PreTrainedModel, state: Mapping[str, torch.Tensor], fold
     Raises:
         EngineError: the weights cannot be written.
     """
-    bare = model.get_base_model() if is_peft_model(model) else model
+    base_model = model.get_base_model() if is_peft_model(model) else model
     weights = {
         name: w.detach().contiguous()
-        for name, w in rename_to_checkpoint(bare, merge_adapter_state(dict(state), model)).items()
+        for name, w in rename_to_checkpoint(base_model, merge_adapter_state(dict(state), model)).items()
     }
     try:
         save_file(weights, str(folder / WEIGHTS), metadata={"format": "pt"})

@@ -125,10 +125,10 @@ class TypedLineTracker:
         the line ran, or if other text ran, such as the code between two fences.
         """
         # Work on a copy, so that a mismatch changes nothing.
-        ahead = LineBuffer(self._buffer.carry)
-        if not ran or ahead.feed(f"{text}\n\n" if at_end else text)[: len(ran)] != ran:
+        next_buffer = LineBuffer(self._buffer.carry)
+        if not ran or next_buffer.feed(f"{text}\n\n" if at_end else text)[: len(ran)] != ran:
             return False
-        self._buffer = ahead
+        self._buffer = next_buffer
         return True
 
 
@@ -149,11 +149,11 @@ def is_open_block(cell: str) -> bool:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            last = ast.parse(f"{cell}\n").body[-1:]
+            last_statements = ast.parse(f"{cell}\n").body[-1:]
     except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError):
         return False
     # Every block statement has a `body`, except `match`, which has `cases`.
-    return any(hasattr(statement, part) for statement in last for part in ("body", "cases"))
+    return any(hasattr(statement, field) for statement in last_statements for field in ("body", "cases"))
 
 
 def begins_statement(line: str) -> bool:
@@ -178,9 +178,9 @@ def split_into_typed_lines(source: str) -> tuple[str, ...]:
     return (*lines, "") if open_block else lines
 
 
-def clip_middle(text: str, most: int = TEXT_CHARS) -> str:
-    """Return `text`, or its two ends around a visible marker if it has more than `most` characters."""
-    if len(text) <= most:
+def clip_middle(text: str, max_chars: int = TEXT_CHARS) -> str:
+    """Return `text`, or its two ends around a visible marker if it has more than `max_chars` characters."""
+    if len(text) <= max_chars:
         return text
-    half = most // 2
+    half = max_chars // 2
     return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters not shown ...]\n{text[len(text) - half :]}"

@@ -355,7 +355,7 @@ class Trajectory:
         self._check_segments()
         self._check_lines()
         if not self.id:
-            raise_invariant_error("Trajectory.id", self.id, "name it: it is stored and found by its id")
+            raise_invariant_error("Trajectory.id", self.id, "give an id; the store finds the record by it")
         check_policy_step("Trajectory.policy_step", self.policy_step)
         if (self.failure is not None) != (self.stop is Stop.FAULT):
             raise_invariant_error(
@@ -375,7 +375,7 @@ class Trajectory:
         # A grade exists only next to an outcome of several parts.
         if self.grade is not None and not (self.outcomes and math.isfinite(self.grade)):
             raise_invariant_error(
-                "Trajectory.grade", self.grade, "a grade is a finite number, beside an outcome in parts"
+                "Trajectory.grade", self.grade, "a grade is a finite number, next to an outcome in parts"
             )
 
     def _check_segments(self) -> None:
@@ -429,8 +429,8 @@ class Trajectory:
     def with_id(self, id: str, children: Sequence["Trajectory"] = ()) -> "Trajectory":
         """Return the rollout under another id, with `children` of another record before its own."""
         # Children name their parent, so they change as well.
-        own = tuple(replace(child, parent=id) for child in (*children, *self.children))
-        return replace(self, id=id, children=own)
+        renamed_children = tuple(replace(child, parent=id) for child in (*children, *self.children))
+        return replace(self, id=id, children=renamed_children)
 
     @cached_property
     def lines(self) -> tuple[Line, ...]:
@@ -516,14 +516,14 @@ def spread(values_L: Sequence[float], trajectory: Trajectory, observed: float = 
         )
     # Values and lines are consumed in the same order.
     values = iter(values_L)
-    widened: list[float] = []
+    expanded: list[float] = []
     for segment in trajectory.segments:
         if isinstance(segment, Observed):
-            widened.extend([observed] * len(segment.token_ids))
+            expanded.extend([observed] * len(segment.token_ids))
         else:
             for line in segment.lines:
-                widened.extend([next(values)] * len(line.token_ids))
-    return tuple(widened)
+                expanded.extend([next(values)] * len(line.token_ids))
+    return tuple(expanded)
 
 
 JUDGE = "judge"
@@ -548,13 +548,13 @@ class OutcomeClaims:
         if not math.isfinite(value):
             raise ConfigError(f"episode.outcome(name={name!r})", value, "give a finite number")
         if not name.strip():
-            raise ConfigError("episode.outcome(), name", name, "say what it is for")
+            raise ConfigError("episode.outcome(), name", name, "give a name that says what it is for")
         reward = NamedReward(name, float(value))
         return replace(self, added=(*self.added, reward)) if add else replace(self, value=reward)
 
-    def combine_with_judges(self, judged: Sequence[NamedReward]) -> tuple[NamedReward, ...]:
+    def combine_with_judges(self, judge_parts: Sequence[NamedReward]) -> tuple[NamedReward, ...]:
         """Return the parts that add up to the outcome, given the values of the judges."""
-        return (*(judged if self.value is None else (self.value,)), *self.added)
+        return (*(judge_parts if self.value is None else (self.value,)), *self.added)
 
 
 def set_outcome_parts(trajectory: Trajectory, parts: Sequence[NamedReward], grade: float | None) -> Trajectory:
@@ -563,13 +563,13 @@ def set_outcome_parts(trajectory: Trajectory, parts: Sequence[NamedReward], grad
     return replace(trajectory, outcome=total, outcomes=tuple(parts), grade=grade)
 
 
-def add_outcome_part(trajectory: Trajectory, more: NamedReward) -> Trajectory:
+def add_outcome_part(trajectory: Trajectory, part: NamedReward) -> Trajectory:
     """Return the rollout with one more part in its outcome. An ungraded rollout gets that part alone."""
     if trajectory.outcomes or trajectory.outcome is None:
-        return set_outcome_parts(trajectory, (*trajectory.outcomes, more), trajectory.grade)
+        return set_outcome_parts(trajectory, (*trajectory.outcomes, part), trajectory.grade)
     # A single judge's outcome becomes a part, and stays the grade.
-    before = trajectory.outcome
-    return set_outcome_parts(trajectory, (NamedReward(JUDGE, before), more), before)
+    outcome = trajectory.outcome
+    return set_outcome_parts(trajectory, (NamedReward(JUDGE, outcome), part), outcome)
 
 
 class GroupMember(Protocol):
@@ -598,15 +598,15 @@ class Group(Generic[M]):
             )
         # Only rollouts of one task from equal prompts may share a baseline.
         first = self.members[0]
-        for number, other in enumerate(self.members):
-            if other.task_id != first.task_id:
+        for index, member in enumerate(self.members):
+            if member.task_id != first.task_id:
                 raise_invariant_error(
-                    "Group.members", other.task_id, f"a group shares one task, here {first.task_id!r}"
+                    "Group.members", member.task_id, f"a group shares one task, here {first.task_id!r}"
                 )
-            if other.prompt_key != first.prompt_key:
-                where = f"rollout {number} of task {first.task_id!r}"
+            if member.prompt_key != first.prompt_key:
+                description = f"rollout {index} of task {first.task_id!r}"
                 raise_invariant_error(
-                    "Group.members", where, "it starts from another prompt; a group shares one prompt"
+                    "Group.members", description, "it starts from another prompt; a group shares one prompt"
                 )
 
 
@@ -618,7 +618,7 @@ def raise_invariant_error(field: str, value: object, remedy: str) -> None:
 def check_tuple(field: str, value: object) -> None:
     """Refuse a list in place of a tuple. A list could be changed later, and equal records would compare unequal."""
     if not isinstance(value, tuple):
-        raise_invariant_error(field, value, f"give a tuple, this is a {type(value).__name__}")
+        raise_invariant_error(field, value, f"give a tuple, not a value of type {type(value).__name__}")
 
 
 def check_token_ids(field: str, value: tuple[int, ...]) -> None:
@@ -640,20 +640,22 @@ def check_policy_step(field: str, value: int) -> None:
         raise_invariant_error(field, value, "count optimizer steps from 0")
 
 
-def _check_sampled(what: str, token_ids: tuple[int, ...], logprobs: tuple[float, ...], text: str, end: LineEnd) -> None:
+def _check_sampled(
+    owner: str, token_ids: tuple[int, ...], logprobs: tuple[float, ...], text: str, end: LineEnd
+) -> None:
     """Validate sampled tokens: at least one, with one finite log probability each."""
-    check_token_ids(f"{what}.token_ids", token_ids)
-    check_tuple(f"{what}.logprobs", logprobs)
+    check_token_ids(f"{owner}.token_ids", token_ids)
+    check_tuple(f"{owner}.logprobs", logprobs)
     if not token_ids:
-        raise_invariant_error(f"{what}.token_ids", token_ids, "a line has at least one sampled token")
+        raise_invariant_error(f"{owner}.token_ids", token_ids, "a line has at least one sampled token")
     if len(logprobs) != len(token_ids):
-        n = f"{len(logprobs)} for {len(token_ids)} tokens"
-        raise_invariant_error(f"{what}.logprobs", n, "give exactly one log probability per sampled token")
+        counts = f"{len(logprobs)} for {len(token_ids)} tokens"
+        raise_invariant_error(f"{owner}.logprobs", counts, "give exactly one log probability per sampled token")
     for logprob in logprobs:
         if not -math.inf < logprob <= 0.0:
-            raise_invariant_error(f"{what}.logprobs", logprob, "a log probability is finite and <= 0")
+            raise_invariant_error(f"{owner}.logprobs", logprob, "a log probability is finite and <= 0")
     if end is LineEnd.NEWLINE and "\n" not in text:
-        raise_invariant_error(f"{what}.text", text, "a line closed by a newline contains one")
+        raise_invariant_error(f"{owner}.text", text, "a line closed by a newline contains one")
 
 
 def check_sum(field: str, value: float | None, parts: tuple[NamedReward, ...]) -> None:

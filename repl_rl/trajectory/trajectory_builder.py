@@ -61,7 +61,9 @@ class RolloutObserver:
 
     def trim_at_stop(self, text: str) -> str:
         """Return the part of a line before the first of the texts that end the rollout."""
-        return text[: min((at for stop in self.stop_texts if (at := text.find(stop)) >= 0), default=len(text))]
+        return text[
+            : min((position for stop in self.stop_texts if (position := text.find(stop)) >= 0), default=len(text))
+        ]
 
 
 UNFOLLOWED = RolloutObserver()
@@ -71,16 +73,16 @@ UNFOLLOWED = RolloutObserver()
 class EpisodeRecorder:
     """Lines and observations of a rollout, in order."""
 
-    def __init__(self, origin: RolloutSpec, followed: RolloutObserver = UNFOLLOWED) -> None:
-        self.spec = origin
-        self._followed = followed
+    def __init__(self, spec: RolloutSpec, observer: RolloutObserver = UNFOLLOWED) -> None:
+        self.spec = spec
+        self._observer = observer
         self._items: list[Line | Observed] = []
         # Index of each line among the items.
-        self._at: list[int] = []
+        self._line_indices: list[int] = []
 
     @property
     def line_count(self) -> int:
-        return len(self._at)
+        return len(self._line_indices)
 
     @property
     def last_line(self) -> Line | None:
@@ -97,12 +99,12 @@ class EpisodeRecorder:
     def append_line(self, line: Line) -> bool:
         """Append a line of the policy. Return True if it contains a stop text of the client that follows the
         rollout."""
-        self._at.append(len(self._items))
+        self._line_indices.append(len(self._items))
         self._items.append(line)
-        self._followed.on_item(line)
-        return self._followed.trim_at_stop(line.text) != line.text
+        self._observer.on_item(line)
+        return self._observer.trim_at_stop(line.text) != line.text
 
-    def append_observation(self, observed: Observed) -> None:
+    def append_observation(self, observation: Observed) -> None:
         """Append an observation.
 
         Raises:
@@ -110,14 +112,16 @@ class EpisodeRecorder:
         """
         # Only a closed line, which did not fail on our side, can have printed something.
         if self.last_line is None:
-            raise ConfigError("episode.observe()", observed.text[:40], "an observation follows a sampled line")
+            raise ConfigError("episode.observe()", observation.text[:40], "an observation follows a sampled line")
         if self.last_line.end is LineEnd.LENGTH:
-            raise ConfigError("episode.observe()", observed.text[:40], "a cut line ends the rollout; check its `ended`")
-        run = self.last_line.execution
-        if run is not None and run.status is LineStatus.SANDBOX_FAULT:
-            raise ConfigError("episode.observe()", observed.text[:40], "our console failed; let SandboxFault pass")
-        self._items.append(observed)
-        self._followed.on_item(observed)
+            raise ConfigError(
+                "episode.observe()", observation.text[:40], "a cut line ends the rollout; check its `ended`"
+            )
+        execution = self.last_line.execution
+        if execution is not None and execution.status is LineStatus.SANDBOX_FAULT:
+            raise ConfigError("episode.observe()", observation.text[:40], "our console failed; let SandboxFault pass")
+        self._items.append(observation)
+        self._observer.on_item(observation)
 
     def record_execution(self, execution: Execution) -> None:
         """Record an execution of the newest line. Earlier executions of that line are kept, and come first.
@@ -125,14 +129,14 @@ class EpisodeRecorder:
         Raises:
             ConfigError: no line was sampled.
         """
-        at, line = self._find_line(-1, "episode.execute()")
+        index, line = self._find_line(-1, "episode.execute()")
         # A sampler may execute one line in several parts.
-        before = line.execution or execution
-        if before is not execution:
-            ran, calls = (*before.ran, *execution.ran), (*before.calls, *execution.calls)
+        earlier = line.execution or execution
+        if earlier is not execution:
+            ran, calls = (*earlier.ran, *execution.ran), (*earlier.calls, *execution.calls)
             execution = replace(execution, ran=ran, calls=calls)
-        self._items[at] = line = replace(line, execution=execution)
-        self._followed.on_item(line)
+        self._items[index] = line = replace(line, execution=execution)
+        self._observer.on_item(line)
 
     def add_reward(self, value: float, name: str, number: int) -> None:
         """Add a reward to a line, which is given by its index as in a list.
@@ -143,34 +147,34 @@ class EpisodeRecorder:
         if not math.isfinite(value):
             raise ConfigError(f"episode.reward(name={name!r})", value, "give a finite number")
         # Lines are frozen: replace the line by one with the additional reward.
-        at, line = self._find_line(number, "episode.reward()")
-        self._items[at] = replace(line, rewards=(*line.rewards, NamedReward(name, float(value))))
+        index, line = self._find_line(number, "episode.reward()")
+        self._items[index] = replace(line, rewards=(*line.rewards, NamedReward(name, float(value))))
 
     def build_trajectory(
-        self, stop: Stop, wall_s: float, failure: Failure | None, seen: Sequence[int] | None
+        self, stop: Stop, wall_s: float, failure: Failure | None, seen_ids: Sequence[int] | None
     ) -> Trajectory:
-        """Return the record so far, frozen. `seen` are all ids that the engine saw or sampled; None skips the
+        """Return the record so far, frozen. `seen_ids` are all ids that the engine saw or sampled; None skips the
         comparison.
 
         Raises:
             InvariantError: the ids that the engine saw are not a prefix of the record (invariant I5).
         """
-        origin = self.spec
+        spec = self.spec
         # The trajectory checks its invariants itself.
         record = Trajectory(
-            id=origin.id,
-            task_id=origin.task.id,
-            prompt=origin.prompt,
+            id=spec.id,
+            task_id=spec.task.id,
+            prompt=spec.prompt,
             segments=tuple(self._iterate_segments()),
             stop=stop,
-            policy_step=origin.policy_step,
-            seed=origin.seed,
+            policy_step=spec.policy_step,
+            seed=spec.seed,
             wall_s=wall_s,
             failure=failure,
-            workspace=origin.task.workspace,
+            workspace=spec.task.workspace,
         )
-        if seen is not None:
-            _check_prefix(seen, (*origin.prompt.token_ids, *record.completion_ids), origin.id)
+        if seen_ids is not None:
+            _check_prefix(seen_ids, (*spec.prompt.token_ids, *record.completion_ids), spec.id)
         return record
 
     def _iterate_segments(self) -> Iterator[Segment]:
@@ -181,21 +185,21 @@ class EpisodeRecorder:
             else:
                 yield from (item for item in items if isinstance(item, Observed))
 
-    def _find_line(self, number: int, asked_by: str) -> tuple[int, Line]:
-        """Return the index of a line among the items, and the line. `asked_by` names the call in error messages."""
+    def _find_line(self, number: int, method: str) -> tuple[int, Line]:
+        """Return the index of a line among the items, and the line. `method` names the call in error messages."""
         try:
-            at = self._at[number]
+            index = self._line_indices[number]
         except IndexError:
-            remedy = f"{len(self._at)} lines were sampled; sample a line first"
-            raise ConfigError(f"{asked_by}, line", number, remedy) from None
-        line = self._items[at]
+            remedy = f"{len(self._line_indices)} lines were sampled; sample a line first"
+            raise ConfigError(f"{method}, line", number, remedy) from None
+        line = self._items[index]
         assert isinstance(line, Line)
-        return at, line
+        return index, line
 
 
-def _check_prefix(seen: Sequence[int], record: Sequence[int], id: str) -> None:
+def _check_prefix(seen_ids: Sequence[int], record: Sequence[int], id: str) -> None:
     """Refuse ids of the engine that are not a prefix of the record."""
     # Both sides only append ids, so equality at the end implies that every request was a prefix.
-    if tuple(seen) != tuple(record[: len(seen)]):
-        at = next((i for i, (a, b) in enumerate(zip(seen, record, strict=False)) if a != b), len(record))
-        raise InvariantError(f"trajectory {id}: the engine's ids differ from the record at position {at} (I5)")
+    if tuple(seen_ids) != tuple(record[: len(seen_ids)]):
+        position = next((i for i, (a, b) in enumerate(zip(seen_ids, record, strict=False)) if a != b), len(record))
+        raise InvariantError(f"trajectory {id}: the engine's ids differ from the record at position {position} (I5)")

@@ -31,13 +31,13 @@ _INTROSPECTION = re.compile(
 )
 """Names by which a program reaches the code that runs it: frames, gc, builtins, `sys.modules`, inspect."""
 
-_SHOWN = re.compile(r"[^\w.:*+()-]+")
+_UNLOGGED_CHARS = re.compile(r"[^\w.:*+()-]+")
 """Characters that a logged name cannot contain."""
-_RAISED = re.compile(r"^([A-Za-z_][\w.]*)(?::|$)")
+_EXCEPTION_ROW = re.compile(r"^([A-Za-z_][\w.]*)(?::|$)")
 """Last row of a traceback: the exception, and its message if it has one."""
 _TAIL_CHARS = 4_000
 """Length of the end of an output that is searched for the name of an exception, characters."""
-_BUILTIN = frozenset(
+_BUILTIN_EXCEPTIONS = frozenset(
     name for name, thing in vars(builtins).items() if isinstance(thing, type) and issubclass(thing, BaseException)
 )
 """Exceptions of Python itself."""
@@ -57,21 +57,21 @@ def compute_trajectory_metrics(trajectories: Sequence[Trajectory]) -> dict[str, 
     inspect, as a program that attacks its tests does.
     """
     # Only the two failure rates count dropped rollouts.
-    sound = [t for t in trajectories if t.failure is None]
-    graded = [t.outcome for t in sound if t.outcome is not None]
-    lines = [line for t in sound for line in t.lines]
-    run = [line.execution for line in lines if line.execution is not None]
+    valid = [t for t in trajectories if t.failure is None]
+    graded = [t.outcome for t in valid if t.outcome is not None]
+    lines = [line for t in valid for line in t.lines]
+    executions = [line.execution for line in lines if line.execution is not None]
     return {
-        "solve_rate": _compute_share([t for t in sound if t.outcome is not None], lambda t: t.solved),
+        "solve_rate": _compute_share([t for t in valid if t.outcome is not None], lambda t: t.solved),
         "reward_mean": fmean(graded) if graded else 0.0,
-        "answered_rate": _compute_share(sound, lambda t: t.answer is not None),
-        "line_error_rate": _compute_share(run, lambda execution: execution.status.is_error),
-        "timeout_rate": _compute_share(run, lambda execution: execution.status is LineStatus.TIMEOUT),
-        "too_long_rate": _compute_share(sound, lambda t: t.stop in (Stop.LINE_TOO_LONG, Stop.MAX_TOKENS)),
-        "lines_per_rollout": len(lines) / max(len(sound), 1),
+        "answered_rate": _compute_share(valid, lambda t: t.answer is not None),
+        "line_error_rate": _compute_share(executions, lambda execution: execution.status.is_error),
+        "timeout_rate": _compute_share(executions, lambda execution: execution.status is LineStatus.TIMEOUT),
+        "too_long_rate": _compute_share(valid, lambda t: t.stop in (Stop.LINE_TOO_LONG, Stop.MAX_TOKENS)),
+        "lines_per_rollout": len(lines) / max(len(valid), 1),
         "line_tokens_mean": fmean(len(line.token_ids) for line in lines) if lines else 0.0,
-        "sampled_tokens": float(sum(t.sampled_tokens for t in sound)),
-        "observed_tokens": float(sum(t.observed_tokens for t in sound)),
+        "sampled_tokens": float(sum(t.sampled_tokens for t in valid)),
+        "observed_tokens": float(sum(t.observed_tokens for t in valid)),
         "sandbox_fault_rate": _compute_share(
             trajectories, lambda t: t.failure is not None and not t.failure.kind.is_user_failure
         ),
@@ -80,12 +80,12 @@ def compute_trajectory_metrics(trajectories: Sequence[Trajectory]) -> dict[str, 
         ),
         "void_line_rate": _compute_share(lines, lambda line: is_noop(line.text)),
         "print_rate": _compute_share(lines, lambda line: _PRINT.search(line.text) is not None),
-        "print_spam_rate": sum(map(_count_redundant_prints, sound)) / max(len(lines), 1),
+        "print_spam_rate": sum(map(_count_redundant_prints, valid)) / max(len(lines), 1),
         "try_rate": _compute_share(lines, lambda line: _TRY.match(line.text) is not None),
         "repeat_rate": _compute_share(
-            [pair for t in sound for pair in _pair_neighbouring_lines(t)], lambda pair: pair[0].text == pair[1].text
+            [pair for t in valid for pair in _pair_neighbouring_lines(t)], lambda pair: pair[0].text == pair[1].text
         ),
-        "introspection_rate": _compute_share(sound, _uses_introspection),
+        "introspection_rate": _compute_share(valid, _uses_introspection),
     }
 
 
@@ -135,13 +135,13 @@ def compute_mean_parts(rollouts: Sequence[Iterable[NamedReward]]) -> dict[str, f
 
 def compute_error_rates(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Return the share of executed lines that ended in each class of errors. Shares add up to `line_error_rate`."""
-    sound = [t for t in trajectories if t.failure is None]
+    valid = [t for t in trajectories if t.failure is None]
     counts: dict[str, int] = {}
-    for name in (name for t in sound for name in _classify_errors(t)):
+    for name in (name for t in valid for name in _classify_errors(t)):
         counts[name] = counts.get(name, 0) + 1
     # Divide by executed lines, as `line_error_rate` does.
-    ran = sum(1 for t in sound for _ in t.executions)
-    return {name: count / ran for name, count in counts.items()}
+    executed = sum(1 for t in valid for _ in t.executions)
+    return {name: count / executed for name, count in counts.items()}
 
 
 def classify_error(status: LineStatus, observed: str) -> str:
@@ -150,22 +150,22 @@ def classify_error(status: LineStatus, observed: str) -> str:
         return status.value
     # The last row that is not a prompt names the exception.
     rows = [row for row in observed[-_TAIL_CHARS:].split("\n") if row.strip() and row.strip() not in (">>>", "...")]
-    raised = _RAISED.match(rows[-1]) if rows else None
-    if raised is not None and raised[1] in _BUILTIN:
-        return raised[1]
+    match = _EXCEPTION_ROW.match(rows[-1]) if rows else None
+    if match is not None and match[1] in _BUILTIN_EXCEPTIONS:
+        return match[1]
     # The output names a class of the program, or no class.
     return OTHER if status is LineStatus.EXCEPTION else "SyntaxError"
 
 
 def _classify_errors(trajectory: Trajectory) -> Iterable[str]:
     """Yield the class of each line in error: the printed exception, if it is Python's own, or else the status."""
-    for segment, after in zip(trajectory.segments, (*trajectory.segments[1:], None), strict=True):
+    for segment, next_segment in zip(trajectory.segments, (*trajectory.segments[1:], None), strict=True):
         if not isinstance(segment, Sampled):
             continue
         for line in segment.lines:
             if line.execution is not None and line.execution.status.is_error:
                 # Only the last line before an observation can have printed it.
-                text = after.text if isinstance(after, Observed) and line is segment.lines[-1] else ""
+                text = next_segment.text if isinstance(next_segment, Observed) and line is segment.lines[-1] else ""
                 yield classify_error(line.execution.status, text)
 
 
@@ -174,7 +174,7 @@ class NamedMetrics:
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.max_names = limit
-        self._followed: dict[str, dict[str, str]] = {}
+        self._names: dict[str, dict[str, str]] = {}
         self._logged: dict[str, None] = {}
 
     def compute(self, kind: str, values: Mapping[str, float]) -> dict[str, float]:
@@ -182,23 +182,23 @@ class NamedMetrics:
 
         Values of one kind must be additive, because names beyond the limit share `other`.
         """
-        followed = self._followed.setdefault(kind, {})
+        names = self._names.setdefault(kind, {})
         # A name that was logged once gets a value at every step.
-        figures = {key: 0.0 for key in self._logged if key.startswith(f"{kind}/")}
+        metrics = {key: 0.0 for key in self._logged if key.startswith(f"{kind}/")}
         for name, value in values.items():
             # A new name beyond the limit is logged as `other`.
-            if name not in followed and len(followed) < self.max_names:
-                followed[name] = _SHOWN.sub("_", name)[:60] or OTHER
-            key = f"{kind}/{followed.get(name, OTHER)}"
-            figures[key] = figures.get(key, 0.0) + value
-        self._logged |= dict.fromkeys(figures)
-        return figures
+            if name not in names and len(names) < self.max_names:
+                names[name] = _UNLOGGED_CHARS.sub("_", name)[:60] or OTHER
+            key = f"{kind}/{names.get(name, OTHER)}"
+            metrics[key] = metrics.get(key, 0.0) + value
+        self._logged |= dict.fromkeys(metrics)
+        return metrics
 
     def state_dict(self) -> str:
         """Return the names that the run follows, as JSON."""
-        return json.dumps({"followed": self._followed, "told": list(self._logged)})
+        return json.dumps({"followed": self._names, "told": list(self._logged)})
 
     def load_state_dict(self, memory: str) -> None:
         """Restore a state that `state_dict` returned."""
-        kept = json.loads(memory)
-        self._followed, self._logged = kept["followed"], dict.fromkeys(kept["told"])
+        state = json.loads(memory)
+        self._names, self._logged = state["followed"], dict.fromkeys(state["told"])

@@ -68,13 +68,13 @@ def replace_file_atomically(final: Path) -> Iterator[Path]:
     """
     final.parent.mkdir(parents=True, exist_ok=True)
     # The name belongs to this process alone, so that of two concurrent writers each leaves a complete file.
-    torn = final.with_name(f".{final.name}.{os.getpid()}.unfinished")
-    torn.unlink(missing_ok=True)
+    unfinished = final.with_name(f".{final.name}.{os.getpid()}.unfinished")
+    unfinished.unlink(missing_ok=True)
     try:
-        yield torn
-        os.replace(torn, final)
+        yield unfinished
+        os.replace(unfinished, final)
     except BaseException:
-        torn.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
         raise
 
 
@@ -93,14 +93,14 @@ def write_named(final: Path, thing: str = "file") -> Iterator[Path]:
         ConfigError: nothing can be written to `final`.
     """
     if not is_stream(final, thing):
-        with replace_file_atomically(Path(os.path.realpath(final))) as torn:
-            yield torn
+        with replace_file_atomically(Path(os.path.realpath(final))) as unfinished:
+            yield unfinished
         return
     # The content is complete before the first byte goes out, so that a failure sends nothing.
     with tempfile.TemporaryDirectory(prefix="repl-rl-") as folder:
-        torn = Path(folder, "content")
-        yield torn
-        with torn.open("rb") as source, final.open("wb") as sink:
+        unfinished = Path(folder, "content")
+        yield unfinished
+        with unfinished.open("rb") as source, final.open("wb") as sink:
             shutil.copyfileobj(source, sink)
 
 
@@ -112,13 +112,13 @@ def is_stream(path: Path, thing: str = "file") -> bool:
             that this command prints to. The message begins with `thing`.
     """
     try:
-        found = os.stat(path)
+        info = os.stat(path)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise ConfigError(thing, str(path), "it is a link that leads to itself; name a file") from error
         # The operation that writes there reports any other error.
         return False
-    kind = stat.S_IFMT(found.st_mode)
+    kind = stat.S_IFMT(info.st_mode)
     if kind in _UNWRITABLE_KINDS:
         raise ConfigError(thing, str(path), f"it is {_UNWRITABLE_KINDS[kind]}; name a file")
     if kind != stat.S_IFREG:
@@ -126,7 +126,7 @@ def is_stream(path: Path, thing: str = "file") -> bool:
     for descriptor in _STANDARD_OUTPUTS:
         # The stream may be closed.
         with suppress(OSError):
-            if os.path.samestat(found, os.fstat(descriptor)):
+            if os.path.samestat(info, os.fstat(descriptor)):
                 raise ConfigError(thing, str(path), "this command prints to that file; name another")
     return False
 
@@ -138,8 +138,8 @@ def is_inside(folder: Path, file: Path) -> bool:
 
 def write_text_atomically(final: Path, text: str) -> None:
     """Write `text` as UTF-8 atomically, in place of an older file."""
-    with replace_file_atomically(final) as torn:
-        torn.write_text(text, encoding="utf-8")
+    with replace_file_atomically(final) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,24 +170,26 @@ class OutputFolder:
             return
         if not folder.is_dir():
             raise ConfigError(self.name, str(folder), f"it is no folder, so nothing is replaced; {self.remedy}")
-        held = list_contents(folder)
-        if not held:
+        contents = list_contents(folder)
+        if not contents:
             return
         if not self.is_output(folder):
-            told = f"`repl-rl {self.verb}` did not make it, so it is not replaced (it holds {_format_names(held)})"
-            raise ConfigError(self.name, str(folder), f"{told}; {self.remedy}, or remove it yourself")
+            problem = (
+                f"`repl-rl {self.verb}` did not make it, so it is not replaced (it holds {_format_names(contents)})"
+            )
+            raise ConfigError(self.name, str(folder), f"{problem}; {self.remedy}, or remove it yourself")
         # A folder of the verb may still hold files that the user added.
         foreign = [
             name
-            for name in held
+            for name in contents
             if not any(fnmatchcase(name, pattern) for pattern in self.name_patterns)
             and not is_private(folder / name, UNFINISHED)
         ]
         if foreign:
-            told = (
+            problem = (
                 f"it holds {_format_names(foreign)}, which `repl-rl {self.verb}` did not write, so it is not replaced"
             )
-            raise ConfigError(self.name, str(folder), f"{told}; move that elsewhere, or {self.remedy}")
+            raise ConfigError(self.name, str(folder), f"{problem}; move that elsewhere, or {self.remedy}")
 
     def is_output(self, folder: Path) -> bool:
         """Return True if the verb made the folder, even if it holds other files by now."""
@@ -210,7 +212,7 @@ class OutputFolder:
             try:
                 stack.enter_context(lock_folder(folder, self.verb))
             except BlockingIOError as error:
-                raise self.at_work(folder, folder) from error
+                raise self.make_in_use_error(folder, folder) from error
             try:
                 yield
             finally:
@@ -224,12 +226,12 @@ class OutputFolder:
             ConfigError: another process holds it; the message names that process.
         """
         if folder.is_dir() and is_locked(folder):
-            raise self.at_work(folder, folder)
+            raise self.make_in_use_error(folder, folder)
 
-    def at_work(self, folder: Path, locked: Path) -> ConfigError:
+    def make_in_use_error(self, folder: Path, locked: Path) -> ConfigError:
         """Return the error for a `folder` that another process holds; `locked` is the folder with its lock."""
-        told = f"another process is at work on it: {describe_owner(locked)}"
-        return ConfigError(self.name, str(folder), f"{told}; wait for its end, or {self.remedy}")
+        problem = f"another process is using it: {describe_owner(locked)}"
+        return ConfigError(self.name, str(folder), f"{problem}; wait for its end, or {self.remedy}")
 
 
 def list_contents(folder: Path) -> list[str]:
@@ -256,8 +258,8 @@ def resolve_link(thing: str, path: Path) -> Path:
     if not path.is_symlink():
         return path
     if not path.exists():
-        told = f"it is a link to {os.readlink(path)!r}, which is not there; remove the link, or make what it leads to"
-        raise ConfigError(thing, str(path), told)
+        remedy = f"it is a link to {os.readlink(path)!r}, which is not there; remove the link, or make what it leads to"
+        raise ConfigError(thing, str(path), remedy)
     return path.resolve()
 
 
@@ -291,11 +293,11 @@ def validate_no_inputs_inside(thing: str, out: Path, inputs: Iterable[tuple[str,
         ConfigError: an input is `out`, or lies in it.
     """
     final = Path(os.path.realpath(out))
-    for setting, said in inputs:
-        prefix, _, rest = said.partition(":")
-        for text in (said, rest if prefix != _BUILT_IN else ""):
+    for setting, value in inputs:
+        prefix, _, path = value.partition(":")
+        for text in (value, path if prefix != _BUILT_IN else ""):
             if text and os.path.exists(text) and Path(os.path.realpath(text)).is_relative_to(final):
-                remedy = f"it would replace what --{setting} {said} reads; choose another place"
+                remedy = f"it would replace what --{setting} {value} reads; choose another place"
                 raise ConfigError(thing, str(out), remedy)
 
 
@@ -315,8 +317,8 @@ def check_name(name: str) -> None:
 
 
 def _format_names(names: list[str]) -> str:
-    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-    return ", ".join(map(repr, names[:_NAMES_SHOWN])) + more
+    suffix = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return ", ".join(map(repr, names[:_NAMES_SHOWN])) + suffix
 
 
 def _remove_lock(folder: Path) -> None:
@@ -364,16 +366,16 @@ def remove_left_folders(root: Path, prefix: str = UNFINISHED) -> None:
     A folder without the lock file of this program stays, because a user may have made it. A process of another
     container that shares `root` has no pid here, but it holds its lock.
     """
-    for left in root.glob(f"{prefix}*"):
+    for folder in root.glob(f"{prefix}*"):
         with suppress(OSError):
-            if not is_private(left, prefix):
+            if not is_private(folder, prefix):
                 continue
-            pid = int(left.name.removeprefix(prefix).partition("-")[0])
-            if not _can_be_owned_by(pid, left):
-                with lock_folder(left):
+            pid = int(folder.name.removeprefix(prefix).partition("-")[0])
+            if not _can_be_owned_by(pid, folder):
+                with lock_folder(folder):
                     # The lock file goes last: if this process is killed, the next one still knows the folder.
-                    remove_contents(left)
-                    shutil.rmtree(left, ignore_errors=True)
+                    remove_contents(folder)
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_left_files(root: Path, output: OutputFolder) -> None:
@@ -381,13 +383,13 @@ def remove_left_files(root: Path, output: OutputFolder) -> None:
 
     At the top of `root` these are only files that the verb of `output` writes, because others are the user's.
     """
-    for left in [*root.rglob(".*.unfinished")]:
-        name = _UNFINISHED_FILE.fullmatch(left.name)
-        if name is None or left.is_symlink() or not left.is_file():
+    for file in [*root.rglob(".*.unfinished")]:
+        name = _UNFINISHED_FILE.fullmatch(file.name)
+        if name is None or file.is_symlink() or not file.is_file():
             continue
-        ours = left.parent != root or any(fnmatchcase(name["name"], pattern) for pattern in output.name_patterns)
-        if ours and not _can_be_owned_by(int(name["pid"]), left):
-            left.unlink(missing_ok=True)
+        is_ours = file.parent != root or any(fnmatchcase(name["name"], pattern) for pattern in output.name_patterns)
+        if is_ours and not _can_be_owned_by(int(name["pid"]), file):
+            file.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -408,30 +410,30 @@ def replace_folder_atomically(final: Path, replaces: OutputFolder | None = None)
         restore_backup(final, replaces)
         final = resolve_link(replaces.name, final)
         replaces.validate_replaceable(final)
-    missing = [parent for parent in final.parents if not parent.exists()]
+    missing_parents = [parent for parent in final.parents if not parent.exists()]
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        with open_private_folder(final.parent, UNFINISHED) as torn:
-            made = torn / final.name
-            made.mkdir()
+        with open_private_folder(final.parent, UNFINISHED) as private_folder:
+            folder = private_folder / final.name
+            folder.mkdir()
             if replaces is not None:
-                write_marker(made, replaces.verb)
-            yield made
+                write_marker(folder, replaces.verb)
+            yield folder
             if replaces is not None:
                 # Check again, because `final` may have changed while the block ran.
                 replaces.validate_replaceable(final)
-                swap_into_place(made, final, replaces)
+                swap_into_place(folder, final, replaces)
                 return
             # Another process may have made `final` meanwhile: its folder stays.
             try:
-                os.rename(made, final)
+                os.rename(folder, final)
             except OSError:
                 if not final.is_dir():
                     raise
     except BaseException:
         # Remove the parents that were created here, unless they hold something else by now.
         with suppress(OSError):
-            for parent in missing:
+            for parent in missing_parents:
                 parent.rmdir()
         raise
 
@@ -460,8 +462,8 @@ def open_output_folder(out: Path, output: OutputFolder, overwrite: bool) -> Iter
             stack.enter_context(_lock_output(final, output))
             if final.exists() and not overwrite:
                 raise ConfigError(output.name, str(out), "it exists; name a new --out, or --overwrite to replace it")
-            made = stack.enter_context(replace_folder_atomically(final, output))
-        yield made
+            folder = stack.enter_context(replace_folder_atomically(final, output))
+        yield folder
         with catch_os_errors(output.name, out, then=then):
             # Another program may have made `out` while the block ran.
             if final.exists() and not overwrite:
@@ -480,7 +482,7 @@ def _lock_output(final: Path, output: OutputFolder) -> Iterator[None]:
             stack.enter_context(lock_folder(lock, output.verb))
         except (BlockingIOError, FileNotFoundError) as error:
             # FileNotFoundError: the owner of the lock has just removed it.
-            raise output.at_work(final, lock) from error
+            raise output.make_in_use_error(final, lock) from error
         except OSError:
             # For example, the disk is full.
             _remove_lock(lock)
@@ -491,8 +493,8 @@ def _lock_output(final: Path, output: OutputFolder) -> Iterator[None]:
             _remove_lock(lock)
 
 
-def swap_into_place(made: Path, final: Path, output: OutputFolder) -> None:
-    """Rename `made` to `final`, in place of an older folder of its kind, which is removed afterwards.
+def swap_into_place(folder: Path, final: Path, output: OutputFolder) -> None:
+    """Rename `folder` to `final`, in place of an older folder of its kind, which is removed afterwards.
 
     A process that is killed meanwhile leaves the older or the newer folder, complete, at `final`. If the file system
     cannot exchange names, it may leave the older one next to it; `restore_backup` brings that back.
@@ -503,26 +505,26 @@ def swap_into_place(made: Path, final: Path, output: OutputFolder) -> None:
         OSError: the folders cannot be renamed; the older one stays.
     """
     if not os.path.lexists(final):
-        os.rename(made, final)
+        os.rename(folder, final)
         return
-    with open_private_folder(final.parent, UNFINISHED) as torn:
-        if exchange_names(made, final):
-            os.rename(made, torn / "older")
+    with open_private_folder(final.parent, UNFINISHED) as private_folder:
+        if exchange_names(folder, final):
+            os.rename(folder, private_folder / "older")
             return
         # No exchange: rename the older folder to its backup path, then the new one to `final`.
-        kept = _get_backup_path(final)
-        output.validate_replaceable(kept)
-        if os.path.lexists(kept):
-            os.rename(kept, torn / "oldest")
+        backup = _get_backup_path(final)
+        output.validate_replaceable(backup)
+        if os.path.lexists(backup):
+            os.rename(backup, private_folder / "oldest")
         # The lock keeps `restore_backup` of another process away from the backup.
         with output.claim(final):
-            os.rename(final, kept)
+            os.rename(final, backup)
             try:
-                os.rename(made, final)
+                os.rename(folder, final)
             except OSError:
-                os.rename(kept, final)
+                os.rename(backup, final)
                 raise
-            os.rename(kept, torn / "older")
+            os.rename(backup, private_folder / "older")
 
 
 def restore_backup(final: Path, output: OutputFolder) -> bool:
@@ -531,18 +533,18 @@ def restore_backup(final: Path, output: OutputFolder) -> bool:
     A link is followed to its folder.
     """
     final = Path(os.path.realpath(final))
-    kept = _get_backup_path(final)
-    if os.path.lexists(final) or not kept.is_dir() or not output.is_output(kept):
+    backup = _get_backup_path(final)
+    if os.path.lexists(final) or not backup.is_dir() or not output.is_output(backup):
         return False
     # If the lock is held, another process is replacing the folder right now.
-    with suppress(BlockingIOError), lock_folder(kept):
-        os.rename(kept, final)
+    with suppress(BlockingIOError), lock_folder(backup):
+        os.rename(backup, final)
         log.warning("%s was restored: a command that was to replace it was stopped", final)
         return True
     return False
 
 
-def exchange_names(one: Path, other: Path) -> bool:
+def exchange_names(first: Path, second: Path) -> bool:
     """Exchange the names of two paths atomically. Return False if the system or the file system cannot.
 
     Raises:
@@ -551,12 +553,12 @@ def exchange_names(one: Path, other: Path) -> bool:
     function = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if function is None:
         return False
-    if function(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), ctypes.c_uint(_RENAME_EXCHANGE)) == 0:
+    if function(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), ctypes.c_uint(_RENAME_EXCHANGE)) == 0:
         return True
     code = ctypes.get_errno()
     if code in _EXCHANGE_UNSUPPORTED:
         return False
-    raise OSError(code, os.strerror(code), str(one), None, str(other))
+    raise OSError(code, os.strerror(code), str(first), None, str(second))
 
 
 def _get_backup_path(final: Path) -> Path:
@@ -564,7 +566,7 @@ def _get_backup_path(final: Path) -> Path:
     return final.parent / f".{final.name}.older"
 
 
-def _can_be_owned_by(pid: int, made: Path) -> bool:
+def _can_be_owned_by(pid: int, path: Path) -> bool:
     """Return True if the process that made a file or folder may be alive: no younger process has its pid.
 
     The lock of a folder alone is not enough, because a process holds none just after it made its folder.
@@ -581,7 +583,7 @@ def _can_be_owned_by(pid: int, made: Path) -> bool:
         since_boot_s = int(stat.rpartition(")")[2].split()[_START_FIELD]) / os.sysconf("SC_CLK_TCK")
         booted_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
         # A process that started after the file was written only reuses the pid.
-        return booted_s + since_boot_s <= made.stat().st_mtime + _CLOCK_TOLERANCE_S
+        return booted_s + since_boot_s <= path.stat().st_mtime + _CLOCK_TOLERANCE_S
     return True
 
 
@@ -595,20 +597,20 @@ def write_folder_durably(final: Path, fill: Callable[[Path], None]) -> None:
         OSError: the folder could not be written; nothing of it is left.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
-    with open_private_folder(final.parent, UNFINISHED) as torn:
-        made = torn / final.name
-        made.mkdir()
-        fill(made)
-        digests = {file.name: _compute_digest(file) for file in sorted(made.iterdir())}
-        (made / DIGESTS).write_text(json.dumps(digests, indent=2) + "\n", encoding="utf-8")
+    with open_private_folder(final.parent, UNFINISHED) as unfinished:
+        filled = unfinished / final.name
+        filled.mkdir()
+        fill(filled)
+        digests = {file.name: _compute_digest(file) for file in sorted(filled.iterdir())}
+        (filled / DIGESTS).write_text(json.dumps(digests, indent=2) + "\n", encoding="utf-8")
         # Flush the content first: a crash after the rename must not find empty files under the final name.
-        for path in (*made.iterdir(), made):
+        for path in (*filled.iterdir(), filled):
             fsync_path(path)
         # Exchange the names atomically if the system can; otherwise move the older folder away first.
-        if not (final.exists() and exchange_names(made, final)):
+        if not (final.exists() and exchange_names(filled, final)):
             if final.exists():
-                os.rename(final, torn / "older")
-            os.rename(made, final)
+                os.rename(final, unfinished / "older")
+            os.rename(filled, final)
         fsync_path(final.parent)
 
 
@@ -616,9 +618,9 @@ def find_damage(folder: Path) -> str | None:
     """Return a description of the damage to a folder of `write_folder_durably`, or None if it is intact."""
     try:
         digests: dict[str, str] = json.loads((folder / DIGESTS).read_text(encoding="utf-8"))
-        for name, said in digests.items():
-            if _compute_digest(folder / name) != said:
-                return f"{name} is not what was written"
+        for name, expected in digests.items():
+            if _compute_digest(folder / name) != expected:
+                return f"{name} differs from what was written"
     except OSError as error:
         return f"{Path(error.filename or folder).name} cannot be read: {error.strerror}"
     except (ValueError, AttributeError):
@@ -626,13 +628,13 @@ def find_damage(folder: Path) -> str | None:
     return None
 
 
-def find_newest_intact(folders: Sequence[Path], tell: Callable[[str], None]) -> Path | None:
+def find_newest_intact(folders: Sequence[Path], warn: Callable[[str], None]) -> Path | None:
     """Return the last of `folders` that is intact, or None. The callback gets one line per damaged folder."""
     for folder in reversed(folders):
-        wrong = find_damage(folder)
-        if wrong is None:
+        damage = find_damage(folder)
+        if damage is None:
             return folder
-        tell(f"state {folder} is damaged: {wrong}; the one before it is taken")
+        warn(f"state {folder} is damaged: {damage}; the previous one is used")
     return None
 
 
@@ -654,5 +656,5 @@ def fsync_path(path: Path) -> None:
 
 
 def _compute_digest(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -71,7 +71,7 @@ def catch_os_errors(thing: str, path: Path, what: str = "it", then: str = "") ->
 
 def _probe_write_errno(path: Path) -> int | None:
     """Return the `errno` of a test write to the folder of `path`, or None if it succeeds."""
-    folder = next(place for place in (path, *path.absolute().parents) if place.is_dir())
+    folder = next(parent for parent in (path, *path.absolute().parents) if parent.is_dir())
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(_PROBE)

@@ -19,7 +19,7 @@ OWNER = ".repl-rl"
 """Name of the lock file: JSON with `made_by`, the verb that made the folder, and `pid` and `host` of its last owner."""
 _PRIVATE_NAME = re.compile(r"[0-9]+-[a-z0-9_]{8}")
 """Name of a private folder after its prefix: the process id, and what `tempfile` adds."""
-_MOST_BYTES = 4096
+_MAX_BYTES = 4096
 _held: set[int] = set()
 """File descriptors of the locks that this process holds."""
 
@@ -97,13 +97,13 @@ def is_private(folder: Path, prefix: str) -> bool:
     if folder.is_symlink() or not folder.is_dir():
         return False
     # A process may have been killed before it wrote the lock file.
-    return _read_lock_info(folder).get("made_by") == "" or all(held.name == OWNER for held in folder.iterdir())
+    return _read_lock_info(folder).get("made_by") == "" or all(entry.name == OWNER for entry in folder.iterdir())
 
 
 def describe_owner(folder: Path) -> str:
     """Return a phrase that names the process that holds `folder`, by pid and host if they are known."""
-    said = _read_lock_info(folder)
-    pid, host = said.get("pid"), said.get("host")
+    info = _read_lock_info(folder)
+    pid, host = info.get("pid"), info.get("host")
     if not (isinstance(pid, int) and isinstance(host, str) and re.fullmatch(r"[\w.-]+", host)):
         return "another process"
     return f"process {pid} on {host}"
@@ -157,13 +157,13 @@ def _is_same_file(path: Path, descriptor: int) -> bool:
         return False
 
 
-def _write_lock_info(descriptor: int, said: Mapping[str, str | int]) -> None:
+def _write_lock_info(descriptor: int, info: Mapping[str, str | int]) -> None:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         return
     # Write in place, because a new file would not carry the lock. Another process may read at any time: spaces cover
     # the rest of the old text, so that it never finds an empty file or half of one.
-    covered = min(os.fstat(descriptor).st_size, _MOST_BYTES)
-    text = json.dumps(said).encode().ljust(covered - 1) + b"\n"
+    old_bytes = min(os.fstat(descriptor).st_size, _MAX_BYTES)
+    text = json.dumps(info).encode().ljust(old_bytes - 1) + b"\n"
     os.pwrite(descriptor, text, 0)
     os.ftruncate(descriptor, len(text))
 
@@ -177,9 +177,9 @@ def _read_lock_info(folder: Path) -> Mapping[str, object]:
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             return {}
-        said = json.loads(os.pread(file, _MOST_BYTES, 0))
+        info = json.loads(os.pread(file, _MAX_BYTES, 0))
     except (OSError, ValueError, RecursionError):
         return {}
     finally:
         os.close(file)
-    return said if isinstance(said, dict) else {}
+    return info if isinstance(info, dict) else {}

@@ -73,10 +73,10 @@ def _count_visible_gpus() -> int:
 
 @cache
 def _probe_bfloat16(number: int) -> bool:
-    asked = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-P", "-c", _BFLOAT16_PROBE, str(number)], capture_output=True, text=True, check=False
     )
-    return asked.returncode == 0 and asked.stdout.strip() == "True"
+    return result.returncode == 0 and result.stdout.strip() == "True"
 
 
 def retain_freed_memory() -> bool:
@@ -103,7 +103,7 @@ def reduce_gc_frequency() -> Iterator[None]:
     default, Python's collector walks those objects and all modules repeatedly. Here it skips the objects that exist at
     the start, and looks at the rest far less often. `repl-rl bench fleet` measures the effect on a fleet's owner.
     """
-    before = gc.get_threshold()
+    thresholds = gc.get_threshold()
     # Collect once, then move all current objects out of the collector's reach.
     gc.collect()
     gc.freeze()
@@ -111,5 +111,5 @@ def reduce_gc_frequency() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.set_threshold(*before)
+        gc.set_threshold(*thresholds)
         gc.unfreeze()

@@ -33,8 +33,8 @@ def importing_trl() -> Iterator[None]:
     def find_others(name: str, return_version: bool = False) -> tuple[bool, str] | bool:
         if name == "vllm":
             return (False, "N/A") if return_version else False
-        found: tuple[bool, str] | bool = find(name, return_version=return_version)
-        return found
+        result: tuple[bool, str] | bool = find(name, return_version=return_version)
+        return result
 
     import_utils._is_package_available = find_others
     try:

@@ -56,21 +56,21 @@ def list_descendants(pid: int) -> list[int]:
                 continue
             children_of.setdefault(parent, []).append(int(entry.name))
     # Follow the children from `pid` downwards.
-    found, left = list[int](), [pid]
-    while left:
-        children = children_of.get(left.pop(), [])
-        found += children
-        left += children
-    return found
+    descendants, pending = list[int](), [pid]
+    while pending:
+        children = children_of.get(pending.pop(), [])
+        descendants += children
+        pending += children
+    return descendants
 
 
 def kill_processes(pids: Iterable[int]) -> None:
     """End processes with SIGKILL, and reap those that are children of this process."""
-    doomed = tuple(pids)
-    for pid in doomed:
+    targets = tuple(pids)
+    for pid in targets:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    for pid in doomed:
+    for pid in targets:
         with suppress(ChildProcessError):
             os.waitpid(pid, 0)
 

@@ -38,18 +38,18 @@ class _SignalHandler:
 
     def __init__(self) -> None:
         self._holders = 0
-        self._came_s = float("-inf")
+        self._first_signal_s = float("-inf")
         self._pending: KeyboardInterrupt | None = None
         self._waited = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         now_s = time.monotonic()
         # A second signal ends the process, unless it is a copy of the first.
-        if self._came_s > float("-inf"):
-            if now_s - self._came_s >= QUIET_S:
+        if self._first_signal_s > float("-inf"):
+            if now_s - self._first_signal_s >= QUIET_S:
                 os._exit(128 + number)
             return
-        self._came_s = now_s
+        self._first_signal_s = now_s
         if number == signal.SIGHUP:
             _detach_from_terminal()
         stop = KeyboardInterrupt() if number == signal.SIGINT else Terminated(number)
@@ -87,7 +87,7 @@ class _SignalHandler:
 
 def _detach_from_terminal() -> None:
     """Redirect standard streams of a closed terminal to /dev/null, because every write to them would fail."""
-    nowhere = os.open(os.devnull, os.O_RDWR)
+    devnull = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         try:
             is_device = stat.S_ISCHR(os.fstat(stream).st_mode)
@@ -96,8 +96,8 @@ def _detach_from_terminal() -> None:
             continue
         # A closed terminal is still a character device, but no longer a tty.
         if is_device and not os.isatty(stream):
-            os.dup2(nowhere, stream)
-    os.close(nowhere)
+            os.dup2(devnull, stream)
+    os.close(devnull)
 
 
 @contextmanager
@@ -108,15 +108,15 @@ def handle_stop_signals() -> Iterator[None]:
         yield
         return
     handler = _SignalHandler()
-    before = {number: signal.getsignal(number) for number in STOPS}
+    previous = {number: signal.getsignal(number) for number in STOPS}
     for number in STOPS:
-        if before[number] is not signal.SIG_IGN:
+        if previous[number] is not signal.SIG_IGN:
             signal.signal(number, handler)
     try:
         yield
     finally:
-        for number, kept in before.items():
-            signal.signal(number, kept)
+        for number, previous_handler in previous.items():
+            signal.signal(number, previous_handler)
 
 
 def hold_signals() -> None:
@@ -148,7 +148,7 @@ def _get_handler() -> _SignalHandler | None:
     """Return the installed handler of `handle_stop_signals`, or None outside its block and outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         return None
-    return next((found for number in STOPS if isinstance(found := signal.getsignal(number), _SignalHandler)), None)
+    return next((handler for number in STOPS if isinstance(handler := signal.getsignal(number), _SignalHandler)), None)
 
 
 def explain_error(error: BaseException) -> BaseException:

@@ -49,16 +49,16 @@ async def wait_for_thread(thread: DaemonThread[object]) -> object:
 
     An exception that an event loop cannot pass on becomes a `RuntimeError`.
     """
-    done = asyncio.Event()
+    finished = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def set_event(_: Future[object]) -> None:
         # The loop may be closed by now, so that no coroutine is waiting.
         with suppress(RuntimeError):
-            loop.call_soon_threadsafe(done.set)
+            loop.call_soon_threadsafe(finished.set)
 
     thread.future.add_done_callback(set_event)
-    await done.wait()
+    await finished.wait()
     error = thread.future.exception()
     # A coroutine cannot raise StopIteration, and SystemExit would end the event loop.
     if isinstance(error, StopIteration) or not isinstance(error, Exception | None):
@@ -86,7 +86,7 @@ class _CpuTimeWatchdog:
         self._lock = threading.Lock()
         self._calls: set[_TimedCall] = set()
         self._work = threading.Event()
-        self._begun = False
+        self._started = False
 
     def start_watching(self, seconds: float) -> _TimedCall:
         """Start to watch the calling thread, which may use `seconds` of CPU time."""
@@ -96,8 +96,8 @@ class _CpuTimeWatchdog:
         call = _TimedCall(thread, clock, time.clock_gettime(clock) + seconds)
         with self._lock:
             self._calls.add(call)
-            if not self._begun:
-                self._begun = True
+            if not self._started:
+                self._started = True
                 threading.Thread(target=self._check_calls, name="time limits", daemon=True).start()
         self._work.set()
         return call
@@ -117,7 +117,9 @@ class _CpuTimeWatchdog:
             self._work.wait()
             time.sleep(_CHECK_INTERVAL_S)
             with self._lock:
-                for call in [each for each in self._calls if time.clock_gettime(each.clock) > each.deadline_s]:
+                for call in [
+                    candidate for candidate in self._calls if time.clock_gettime(candidate.clock) > candidate.deadline_s
+                ]:
                     # Remove the call, so that the exception is raised only once.
                     self._calls.discard(call)
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(
@@ -138,10 +140,10 @@ def call_with_time_limit(call: Callable[[], T], seconds: float) -> T:
         TimeoutError: the call used more.
     """
     try:
-        watched = _WATCH.start_watching(seconds)
+        timed_call = _WATCH.start_watching(seconds)
         try:
             return call()
         finally:
-            _WATCH.stop_watching(watched)
+            _WATCH.stop_watching(timed_call)
     except _TimeLimitExceeded:
         raise TimeoutError(f"it took more than {seconds:g} s") from None

@@ -59,7 +59,7 @@ def test_a_run_with_rollouts_ahead_says_how_old_they_were_and_leaves_none_under_
     aged, fresh = conditions(["ahead_2/token_band"])[0], conditions([BASELINE])[0]
     with opened(replace(TINY, tokens=150, agreement_tokens=0), tmp_path) as worker:
         runs = [worker.play(Job("lines", condition)) for condition in (aged, fresh)]
-        assert not worker.source._early
+        assert not worker.source._prefetched
     old, new = (run for run in runs if isinstance(run, Run))
     assert 0 < old.staleness <= 2
     assert (new.staleness, new.kept) == (0.0, 1.0)

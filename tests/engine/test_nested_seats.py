@@ -25,7 +25,7 @@ class Asking:
         cache = KvBlockLayout(BLOCKS, ((4, 16),))
         self.nested = nested
         self.pool = Pool(cache)
-        self.seating = AdmissionQueue(KvAdmission(cache, SessionGrowthEstimator(64, 2)), most=PARENTS)
+        self.seating = AdmissionQueue(KvAdmission(cache, SessionGrowthEstimator(64, 2)), max_sessions=PARENTS)
         self.ended = 0
 
     async def session(self, depth: int) -> None:

@@ -86,7 +86,7 @@ def test_a_context_that_nobody_names_is_refused_and_not_guessed(tmp_path: Path) 
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(EMPTY)
     assert read_model_folder(EngineOptions(tmp_path, context_tokens=32)).context_tokens == 32
-    with pytest.raises(ConfigError, match=r"context_tokens is None; .*does not say how many it takes; give a number"):
+    with pytest.raises(ConfigError, match=r"context_tokens is None; .*has no context length; give a number"):
         read_model_folder(EngineOptions(tmp_path))
 
 

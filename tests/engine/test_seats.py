@@ -200,7 +200,10 @@ async def live(
 async def crowd(seed: int, sessions: int, blocks: int, cancelled: int = 0) -> AdmissionQueue:
     draw = random.Random(seed)
     cache = KvBlockLayout(blocks, ((4, 16),))
-    seating, pool = AdmissionQueue(KvAdmission(cache, SessionGrowthEstimator(64, 8)), most=sessions), Pool(cache)
+    seating, pool = (
+        AdmissionQueue(KvAdmission(cache, SessionGrowthEstimator(64, 8)), max_sessions=sessions),
+        Pool(cache),
+    )
     chunks = [[(draw.randrange(3), draw.randrange(1, 9)) for _ in range(draw.randrange(1, 6))] for _ in range(sessions)]
     tasks = [asyncio.create_task(live(pool, seating, draw.randrange(1, 9), plan, 5)) for plan in chunks]
     for task in draw.sample(tasks, cancelled):
@@ -210,7 +213,7 @@ async def crowd(seed: int, sessions: int, blocks: int, cancelled: int = 0) -> Ad
     async with asyncio.timeout(60):
         ends = await asyncio.gather(*tasks, return_exceptions=True)
     assert sum(isinstance(end, int) for end in ends) >= sessions - cancelled, ends
-    assert not seating._seats.open_reservations
+    assert not seating._admission.open_reservations
     assert not seating._queue
     return seating
 
@@ -227,7 +230,7 @@ def test_a_cache_that_is_too_small_is_told_once_in_the_log_and_counted(caplog: p
     seating = asyncio.run(crowd(seed=3, sessions=12, blocks=17))
     assert seating.preemptions.preempted > 1
     assert seating.preemptions.recomputed > seating.preemptions.preempted
-    assert caplog.text.count("the cache is too small") == 1
+    assert caplog.text.count("cache is too small") == 1
 
 
 def test_sessions_are_admitted_in_the_order_in_which_they_ask_also_past_one_that_is_cancelled() -> None:
@@ -239,7 +242,7 @@ def test_sessions_are_admitted_in_the_order_in_which_they_ask_also_past_one_that
             await done.wait()
 
     async def work() -> None:
-        seating = AdmissionQueue(seats_of(blocks=100), most=1)
+        seating = AdmissionQueue(seats_of(blocks=100), max_sessions=1)
         done = asyncio.Event()
         tasks = [asyncio.create_task(enter(seating, number, done)) for number in range(4)]
         await asyncio.sleep(0)
@@ -258,7 +261,7 @@ async def visit(seating: AdmissionQueue, prompt: int, done: asyncio.Event) -> No
 
 def test_one_that_is_cancelled_at_the_moment_of_its_admission_leaves_the_place_to_the_next() -> None:
     async def work() -> None:
-        seating, done, never = AdmissionQueue(seats_of(blocks=100), most=1), asyncio.Event(), asyncio.Event()
+        seating, done, never = AdmissionQueue(seats_of(blocks=100), max_sessions=1), asyncio.Event(), asyncio.Event()
         async with seating.reserve(4):
             second, third = asyncio.create_task(visit(seating, 4, never)), asyncio.create_task(visit(seating, 4, done))
             await asyncio.sleep(0)
@@ -273,7 +276,11 @@ def test_one_that_is_cancelled_at_the_moment_of_its_admission_leaves_the_place_t
 
 def test_when_one_that_asks_for_much_gives_up_those_behind_it_are_admitted_at_once() -> None:
     async def work() -> None:
-        seating, done, never = AdmissionQueue(seats_of(blocks=20, guess=4), most=9), asyncio.Event(), asyncio.Event()
+        seating, done, never = (
+            AdmissionQueue(seats_of(blocks=20, guess=4), max_sessions=9),
+            asyncio.Event(),
+            asyncio.Event(),
+        )
         async with seating.reserve(32):
             much, little = asyncio.create_task(visit(seating, 60, never)), asyncio.create_task(visit(seating, 4, done))
             await asyncio.sleep(0)
@@ -288,7 +295,7 @@ def test_when_one_that_asks_for_much_gives_up_those_behind_it_are_admitted_at_on
 
 def test_when_one_that_waits_for_blocks_gives_up_those_behind_it_are_served_at_once() -> None:
     async def work() -> None:
-        seating = AdmissionQueue(seats_of(blocks=8, guess=1), most=9)
+        seating = AdmissionQueue(seats_of(blocks=8, guess=1), max_sessions=9)
         async with seating.reserve(1) as a, seating.reserve(1) as b, seating.reserve(1) as c:
             await c.acquire_blocks(16)
             waiting = asyncio.create_task(a.acquire_blocks(32))

@@ -81,12 +81,12 @@ def test_sessions_and_requests_a_line_give_the_same_greedy_ids(vllm_host: Host) 
 
     async def both() -> tuple[object, object]:
         streamed = await asyncio.gather(*(rollout(engine, greedy, (5, i + 1)) for i in range(32)))
-        sessions = engine._shared
+        sessions = engine._state
         engine.set_request_mode(RequestMode.REQUEST)
         try:
             requested = await asyncio.gather(*(rollout(engine, greedy, (5, i + 1)) for i in range(32)))
         finally:
-            engine._shared = sessions
+            engine._state = sessions
         return [ids for ids, _ in streamed], [ids for ids, _ in requested]
 
     streamed, requested = vllm_host.run(both())
@@ -96,7 +96,7 @@ def test_sessions_and_requests_a_line_give_the_same_greedy_ids(vllm_host: Host) 
 @pytest.mark.parametrize("check", [a_continued_session_equals_a_fresh_one, a_watch_ends_the_chunk_after_its_id])
 def test_requests_a_line_keep_the_promises_too(vllm_host: Host, policy_folder: Path, check: object) -> None:
     engine = vllm_of(vllm_host)
-    sessions = engine._shared
+    sessions = engine._state
     engine.set_request_mode(RequestMode.REQUEST)
 
     async def work() -> None:
@@ -105,14 +105,14 @@ def test_requests_a_line_keep_the_promises_too(vllm_host: Host, policy_folder: P
     try:
         vllm_host.run(work())
     finally:
-        engine._shared = sessions
+        engine._state = sessions
 
 
 def test_a_failed_health_check_falls_back_and_says_so(
     vllm_host: Host, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = vllm_of(vllm_host)
-    sessions = engine._shared
+    sessions = engine._state
     honest = engine._sample_greedy
 
     async def lying(drive: RequestMode) -> list[int]:
@@ -124,9 +124,9 @@ def test_a_failed_health_check_falls_back_and_says_so(
         vllm_host.run(engine.check_streaming())
         assert engine.request_mode is RequestMode.REQUEST
         assert "greedy ids" in str(engine.fallback_reason)
-        assert "request a line" in caplog.text
+        assert "one request per line" in caplog.text
     finally:
-        engine._shared, engine.fallback_reason = sessions, None
+        engine._state, engine.fallback_reason = sessions, None
 
 
 def test_weights_of_another_model_are_refused_and_the_old_ones_stay(
@@ -241,7 +241,7 @@ def test_a_call_that_a_dead_process_never_answers_ends_with_the_reason() -> None
     async def never() -> None:
         await asyncio.Event().wait()
 
-    with pytest.raises(EngineDied, match="died over a call"):
+    with pytest.raises(EngineDied, match="died during a call"):
         asyncio.run(await_or_raise_death(Dead(), never()))
 
 

@@ -66,7 +66,7 @@ def test_in_ten_runs_nobody_waits_for_ever_and_ids_are_those_of_a_cache_with_roo
 
     async def pressed() -> list[list[int]]:
         # otherwise those that are expected to grow too much are not even admitted
-        tight._seating._seats.growth_estimator._ended.clear()
+        tight._admission_queue._admission.growth_estimator._growths.clear()
         arrived = asyncio.Barrier(SESSIONS)
         async with asyncio.timeout(120):
             return list(await asyncio.gather(*(long(tight, n, arrived) for n in range(SESSIONS))))
@@ -84,12 +84,12 @@ def test_in_ten_runs_nobody_waits_for_ever_and_ids_are_those_of_a_cache_with_roo
 def test_sessions_that_are_expected_to_grow_wait_outside_and_none_is_preempted(tight_host: Host) -> None:
     tight = vllm_of(tight_host)
     for _ in range(9):
-        tight._seating._seats.growth_estimator.update(6 * 24 + 6)
+        tight._admission_queue._admission.growth_estimator.update(6 * 24 + 6)
     before, open_at_once = tight.preemptions, [0]
 
     async def counted(number: int) -> None:
         async with tight.session((5, number + 1), GREEDY) as session:
-            open_at_once.append(len(tight._open))
+            open_at_once.append(len(tight._sessions))
             await session.sample((), max_tokens=9, stop_ids=STOPS)
 
     async def work() -> None:
@@ -105,7 +105,7 @@ def test_weights_are_loaded_while_a_session_waits_for_blocks(
 ) -> None:
     """A load waits for calls under way, and one of them for blocks of sessions that the load keeps from going on."""
     tight = vllm_of(tight_host)
-    tight._seating._seats.growth_estimator._ended.clear()
+    tight._admission_queue._admission.growth_estimator._growths.clear()
 
     async def fill(session: EngineSession) -> None:
         await session.sample((1,) * 200, max_tokens=9, stop_ids=NEVER)
@@ -154,13 +154,13 @@ def test_a_chunk_longer_than_what_is_reserved_goes_on_in_slices(tight_host: Host
             return list(session.ids)
 
     tight = vllm_of(tight_host)
-    shared = tight._shared
+    shared = tight._state
     for watched in ([], [16], [17], [50]):
-        tight._shared = replace(shared, slice_ids=16)
+        tight._state = replace(shared, slice_ids=16)
         try:
             sliced = tight_host.run(whole(tight, watched))
         finally:
-            tight._shared = shared
+            tight._state = shared
         assert sliced == vllm_host.run(whole(vllm_of(vllm_host), watched))
 
 
@@ -173,7 +173,7 @@ def test_a_watched_chunk_that_is_not_cut_short_leaves_the_session_open(vllm_host
             for _ in range(3):
                 stops = STOPS if ends == "stop" else NEVER
                 await session.sample((), max_tokens=60, stop_ids=stops, watch=lambda token_id: False)
-            (requests,) = {opened._requests for opened in engine._open}
+            (requests,) = {opened._requests for opened in engine._sessions}
             return requests
 
     assert vllm_host.run(work()) == 1
@@ -205,7 +205,7 @@ def test_after_a_match_at_most_one_block_of_ids_is_computed_again(vllm_host: Hos
 
     async def work() -> tuple[list[int], int]:
         async with engine.session((5, 9), GREEDY) as session:
-            (opened,) = engine._open
+            (opened,) = engine._sessions
             counting = Counting(opened._llm)
             opened._llm = cast(AsyncLLM, counting)
             for chunk in range(4):

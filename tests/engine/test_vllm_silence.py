@@ -87,7 +87,7 @@ def test_an_engine_that_is_stopped_is_replaced_and_its_weights_with_it(policy_fo
     async def work() -> None:
         async with open_restarting_engine(lambda: open_vllm(opening, Vllm(), silence_s=5.0)) as engine:
             expected = await ids(engine)
-            running = engine._life.engine
+            running = engine._lifetime.engine
             assert isinstance(running, VllmEngine)
             (process,) = get_process_ids(running._llm)
             os.kill(process, signal.SIGSTOP)

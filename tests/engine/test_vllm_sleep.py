@@ -27,7 +27,7 @@ def test_it_falls_asleep_once_and_wakes_once_however_many_sessions_open() -> Non
     llm = Recorder()
 
     async def step() -> None:
-        nap = SleepMode(llm, wanted=True)
+        nap = SleepMode(llm, enabled=True)
         await nap.wake()
         await nap.enter()
         await nap.enter()
@@ -42,7 +42,7 @@ def test_without_the_option_it_never_sleeps() -> None:
     llm = Recorder()
 
     async def step() -> None:
-        nap = SleepMode(llm, wanted=False)
+        nap = SleepMode(llm, enabled=False)
         await nap.enter()
         await nap.wake()
 

@@ -16,8 +16,8 @@ from repl_rl.ray.worker import GroupRequest, Heartbeat, RolloutWorker, WeightsRe
 from repl_rl.ray.worker_pool import WorkerTimeouts
 from repl_rl.rollout import SyncRollouts
 from repl_rl.rollout.retry import BatchResult
+from repl_rl.rollout.rollout_stats import RuntimeInfo
 from repl_rl.rollout.sampler_base import ReplSampler
-from repl_rl.rollout.throughput_stats import RuntimeInfo
 from repl_rl.tasks import Task
 from tests.fleet.scripted import LIMITS, opened
 

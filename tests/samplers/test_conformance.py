@@ -89,14 +89,14 @@ class LosesAToken(Repl):
     async def rollout(self, episode: Episode) -> None:
         await episode.sample()
         episode._record._items.pop()
-        episode._record._at.pop()
+        episode._record._line_indices.pop()
 
 
 class ForgesAMask(Repl):
     async def rollout(self, episode: Episode) -> None:
         line = await episode.sample()
         episode._record._items[-1] = Observed(line.text, line.token_ids)
-        episode._record._at.pop()
+        episode._record._line_indices.pop()
 
 
 class Remembers(Repl):

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from repl_rl.credit.advantage_estimators import LineRewards, RolloutRewards
-from repl_rl.credit.rewards import GroupEntry, compute_length_metrics
+from repl_rl.credit.credit_metrics import compute_length_metrics
+from repl_rl.credit.rewards import GroupEntry
 from repl_rl.errors import InvariantError
 from repl_rl.trajectory.trajectory import Group, Prompt
 from tests.trainer.policies import ReplayedSource, prompt_of, tiny_model, trajectory_of

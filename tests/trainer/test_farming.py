@@ -7,12 +7,8 @@ from statistics import fmean
 import pytest
 
 from repl_rl.credit.advantage_estimators import ESTIMATORS
-from repl_rl.credit.rewards import (
-    build_group_entry,
-    compute_credit_metrics,
-    compute_group_advantages,
-    compute_shaping_metrics,
-)
+from repl_rl.credit.credit_metrics import compute_credit_metrics, compute_shaping_metrics
+from repl_rl.credit.rewards import build_group_entry, compute_group_advantages
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.train_loop import build_credit_config
 from repl_rl.trajectory.trajectory import Group, Stop, Trajectory

@@ -149,7 +149,7 @@ def test_fsdp_that_cannot_be_had_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         validate_fsdp(2, 0)
     monkeypatch.setenv("FSDP_VERSION", "2")
     validate_fsdp(2, 0)
-    with pytest.raises(ConfigError, match=r"processes is 1; FSDP is asked for"):
+    with pytest.raises(ConfigError, match=r"processes is 1; FSDP needs at least 2"):
         validate_fsdp(1, 0)
     with pytest.raises(ConfigError, match=r"trainer.lora_rank is 8; adapters are not trained under FSDP"):
         validate_fsdp(2, 8)

@@ -194,7 +194,9 @@ def test_a_group_outside_of_the_window_or_taken_before_is_refused(group: int) ->
     assert window.get_available(9) == [1, 3]
     if group == 3:
         window.mark_taken(group)
-    with pytest.raises(InvariantError, match=f"group {group} is none of those from 1 on"):
+    with pytest.raises(
+        InvariantError, match=f"group {group} was taken already, or is outside the window that begins at 1"
+    ):
         window.mark_taken(group)
 
 

@@ -98,7 +98,7 @@ def test_a_model_without_adapters_is_its_own_merged_state() -> None:
 
 def test_without_peft_adapters_are_refused_with_what_to_install() -> None:
     with pytest.raises(ConfigError, match=r"lora_rank is 4; .*pip install 'repl_rl\[lora\]'"):
-        require_peft(4, found=lambda name: None)
+        require_peft(4, find_package=lambda name: None)
 
 
 def test_adapters_are_drawn_from_the_seed_and_change_nothing_at_first(tmp_path: Path) -> None:

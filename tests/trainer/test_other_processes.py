@@ -55,8 +55,8 @@ def test_a_run_goes_on_in_other_processes_and_back_with_equal_weights(
     ways: tuple[int, int, int], sharded: bool, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = [part(tmp_path / "run", *place, sharded, monkeypatch) for place in zip(ways, (2, 4, 0), strict=True)]
-    told = [f"saved by {before} processes, gone on with by {now}" for before, now in pairwise(ways)]
-    assert [text.count("gone on with") for text in said] == [0, 1, 1], "the first process says it, once"
+    told = [f"saved by {before} processes, resumed by {now}" for before, now in pairwise(ways)]
+    assert [text.count("resumed by") for text in said] == [0, 1, 1], "the first process says it, once"
     assert all(line in text for line, text in zip(told, said[1:], strict=True))
     ends = [find_newest_state(run / "states") for run in (tmp_path / "run", undisturbed)]
     assert ends[0] is not None

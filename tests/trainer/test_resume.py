@@ -222,7 +222,7 @@ def test_what_was_not_taken_up_is_noticed_before_anything_is_trained(
     with pytest.raises(Stopped):
         play(tmp_path, stop_at=3)
     before = rows(tmp_path)
-    with pytest.raises(ReplRLError, match=rf"^{where}[.\w]* is not what the state .*000003 holds"):
+    with pytest.raises(ReplRLError, match=rf"^{where}[.\w]* differs from the saved state .*000003"):
         play(tmp_path, kind=kind)
     assert rows(tmp_path) == before
 
@@ -350,7 +350,7 @@ def test_two_processes_cannot_have_one_run(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run", overwrite=False)
     with (
         open_run(folder, "", resume=False),
-        pytest.raises(ConfigError, match="another process is at work"),
+        pytest.raises(ConfigError, match="another process is using it"),
         open_run(RunFolder(tmp_path / "run", overwrite=False, resume=True), "", resume=True),
     ):
         raise AssertionError

@@ -37,7 +37,7 @@ def test_no_room_anywhere_is_refused_with_a_remedy(tmp_path: Path) -> None:
 
 def test_going_another_way_is_said_once(tmp_path: Path) -> None:
     said: list[str] = []
-    with open_weights_folder(SIZE, said.append, room=lambda size: tmp_path) as folder:
+    with open_weights_folder(SIZE, said.append, find_folder=lambda size: tmp_path) as folder:
         assert folder.parent == tmp_path
     assert len(said) == 1
     assert f"{SHARED} has no room for 1024 MiB" in said[0]

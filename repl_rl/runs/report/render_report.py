@@ -59,8 +59,8 @@ def render_page(data: Mapping[str, Json], follow: bool = False) -> str:
 def is_report_page(file: Path) -> bool:
     """Return True if the file begins like a page of ours."""
     try:
-        with file.open("rb") as opened:
-            return _TITLE_END in opened.read(_HEAD_BYTES)
+        with file.open("rb") as stream:
+            return _TITLE_END in stream.read(_HEAD_BYTES)
     except OSError:
         return False
 
@@ -71,24 +71,24 @@ def render_player_page(data: Mapping[str, Json]) -> str:
     return _render_document("trajectories", data, script, False)
 
 
-def write_comparison(one: Path, other: Path, settings: SettingDifferences, file: Path) -> None:
+def write_comparison(first_run: Path, second_run: Path, settings: SettingDifferences, file: Path) -> None:
     """Write the page to `file` atomically.
 
     Raises:
         StoreError: one of them is not a run folder, or one of its files cannot be read.
         OSError: it cannot be written.
     """
-    write_text_atomically(file, render_comparison_page(build_comparison(one, other, settings)))
+    write_text_atomically(file, render_comparison_page(build_comparison(first_run, second_run, settings)))
 
 
-def build_comparison(one: Path, other: Path, settings: SettingDifferences) -> dict[str, Json]:
+def build_comparison(first_run: Path, second_run: Path, settings: SettingDifferences) -> dict[str, Json]:
     """Return the data of the page.
 
     Raises:
         StoreError: one of them is not a run folder, or one of its files cannot be read.
     """
-    names = make_distinct_names(one, other)
-    runs: list[Json] = [_describe_run(run, name) for run, name in zip((one, other), names, strict=True)]
+    names = make_distinct_names(first_run, second_run)
+    runs: list[Json] = [_describe_run(run, name) for run, name in zip((first_run, second_run), names, strict=True)]
     return {"name": " and ".join(names), "runs": runs, "settings": [list(row) for row in settings]}
 
 
@@ -97,9 +97,9 @@ def render_comparison_page(data: Mapping[str, Json]) -> str:
     return _render_document(str(data["name"]), data, read_scripts(COMPARISON_SCRIPTS), False)
 
 
-def make_distinct_names(one: Path, other: Path) -> tuple[str, str]:
+def make_distinct_names(first_run: Path, second_run: Path) -> tuple[str, str]:
     """Return the names of two runs, or their whole paths if the names are equal."""
-    first, second = one.resolve(), other.resolve()
+    first, second = first_run.resolve(), second_run.resolve()
     return (first.name, second.name) if first.name != second.name else (str(first), str(second))
 
 
@@ -125,7 +125,7 @@ def _render_document(title: str, data: Mapping[str, Json], script: str, follow: 
     hashes = f"style-src {_compute_csp_hash(style)}; script-src {_compute_csp_hash(script)}"
     policy = f"default-src 'none'; {hashes}; img-src data:"
     policy += "; connect-src 'self'" if follow else ""
-    parts = {
+    values = {
         "policy": policy + "; base-uri 'none'; form-action 'none'",
         "title": html.escape(title),
         "style": style,
@@ -134,8 +134,8 @@ def _render_document(title: str, data: Mapping[str, Json], script: str, follow: 
         "follow": "yes" if follow else "no",
     }
     # Placeholders look like {{name}}; inserted text is not searched for further ones.
-    first, *rest = read_page_file("page.html").split("{{")
-    return first + "".join(parts[piece.partition("}}")[0]] + piece.partition("}}")[2] for piece in rest)
+    head, *pieces = read_page_file("page.html").split("{{")
+    return head + "".join(values[piece.partition("}}")[0]] + piece.partition("}}")[2] for piece in pieces)
 
 
 def _compute_csp_hash(text: str) -> str:

@@ -42,12 +42,12 @@ _PACKAGES = (*STACK, "jupyter_client", "ipykernel")
 
 _ERROR_NAME = re.compile(r"^([A-Za-z_][\w.]*)(?::|$)")
 """Last row of a traceback: the name of the exception, then its message."""
-_MOST_CALLS = 50
+_MAX_CALLS = 50
 """Maximum number of calls of one line that the page shows; it also shows the number of further calls."""
 
 _PART_CHARS = 1000
 """Maximum number of characters per value, file and program; the store keeps all of them."""
-_MOST_PARTS = 20
+_MAX_PARTS = 20
 """Maximum number of parts of one workspace; the page also shows the number of further parts."""
 
 
@@ -61,7 +61,7 @@ def build_payload(run: Path, limit: int = MAX_TRAJECTORIES) -> dict[str, Json]:
     notes: list[str] = []
     page = _build_rollout_payload(run, limit, notes)
     if (summary := read_summary(run)) is None:
-        notes.append("there is no summary.json yet: the run goes on, or was killed")
+        notes.append("there is no summary.json yet: the run is still running, or was killed")
     return {
         "name": run.resolve().name,
         "summary": summary or {},
@@ -75,10 +75,10 @@ def build_payload(run: Path, limit: int = MAX_TRAJECTORIES) -> dict[str, Json]:
 
 def build_metric_columns(run: Path) -> dict[str, Json]:
     """Return each metric of `metrics.jsonl` by name, with one value per step; None if the step has no such value."""
-    found = read_metric_rows(run)
-    names = sorted({name for row in found for name in row})
+    rows = read_metric_rows(run)
+    names = sorted({name for row in rows for name in row})
     return {
-        name: [value if isinstance(value := row.get(name), int | float) else None for row in found] for name in names
+        name: [value if isinstance(value := row.get(name), int | float) else None for row in rows] for name in names
     }
 
 
@@ -105,18 +105,18 @@ def _build_rollout_payload(run: Path, limit: int, notes: list[str]) -> dict[str,
     steps: list[Json] = []
     ids: set[int] = set()
     # Every step adds to the figures, but only each `stride`-th step's rollouts go into the page.
-    kept: list[CreditedTrajectory] = []
+    pending: list[CreditedTrajectory] = []
     for number, (_, members) in enumerate(groupby(store, lambda entry: entry.trajectory.policy_step)):
         entries = list(members)
         steps.append({"step": number + 1, **compute_step_metrics_for_page(entries)})
         if number % max(stride, 1) == 0:
-            kept += entries
+            pending += entries
         # Pack full chunks at once, so that memory holds few trajectories.
-        while len(kept) >= _CHUNK:
-            chunks.append(_pack_chunk(kept[:_CHUNK], rows, prompts, ids))
-            kept = kept[_CHUNK:]
-    if kept:
-        chunks.append(_pack_chunk(kept, rows, prompts, ids))
+        while len(pending) >= _CHUNK:
+            chunks.append(_pack_chunk(pending[:_CHUNK], rows, prompts, ids))
+            pending = pending[_CHUNK:]
+    if pending:
+        chunks.append(_pack_chunk(pending, rows, prompts, ids))
     if stride > 1:
         notes.append(f"{len(rows):,} of {len(store):,} trajectories are in this page: one step in {stride}")
     notes.extend(f"not readable: {damage}" for damage in store.damaged_regions)
@@ -199,8 +199,8 @@ def _build_trajectory_detail(
 
     `advantages` holds one row per child below it. `trained` is True if the update has a row for it.
     """
-    found = zip(build_transitions(t), credit_L or (None,) * len(t.lines), strict=True)
-    lines: list[Json] = [_build_line(transition, credit) for transition, credit in found]
+    pairs = zip(build_transitions(t), credit_L or (None,) * len(t.lines), strict=True)
+    lines: list[Json] = [_build_line(transition, credit) for transition, credit in pairs]
     failure = None if t.failure is None else shorten_text(f"{t.failure.kind}: {t.failure.message}")
     parts: list[Json] = [[_replace_surrogates(part.name), _round_digits(part.value)] for part in t.outcomes]
     # A child has a row of the update if its call is trained, and so are all calls above it.
@@ -212,15 +212,15 @@ def _build_trajectory_detail(
 
 
 def _build_line(transition: LineTransition, credit: LineCredit | None) -> dict[str, Json]:
-    line, run = transition.line, transition.line.execution
+    line, execution = transition.line, transition.line.execution
     calls = _get_calls(line)
     return {
         "text": shorten_text(line.text),
         "prompt": transition.prompt,
         "seen": None if transition.observed is None else shorten_text(transition.observed.text),
         "end": line.end.value,
-        "status": run.status.value if run else None,
-        "ms": _round_digits(run.elapsed_s * 1000) if run else None,
+        "status": execution.status.value if execution else None,
+        "ms": _round_digits(execution.elapsed_s * 1000) if execution else None,
         "ids": list(line.token_ids),
         "logprobs": [_round_digits(value) for value in line.logprobs],
         "reward": _round_digits(credit.reward) if credit else None,
@@ -228,8 +228,8 @@ def _build_line(transition: LineTransition, credit: LineCredit | None) -> dict[s
         "ratios": [_round_digits(value, 7) for value in compute_importance_ratios(line, credit)] if credit else [],
         "named": [[_replace_surrogates(reward.name), _round_digits(reward.value)] for reward in line.rewards],
         "others": [_build_alternative(other) for other in line.alternatives],
-        "calls": [_build_call(call) for call in calls[:_MOST_CALLS]],
-        "more_calls": max(0, len(calls) - _MOST_CALLS),
+        "calls": [_build_call(call) for call in calls[:_MAX_CALLS]],
+        "more_calls": max(0, len(calls) - _MAX_CALLS),
     }
 
 
@@ -285,8 +285,8 @@ def _list_parts(setup: WorkspaceContent) -> list[Json]:
         parts.append(_build_part("imported", "", ", ".join(content["preload"])))
     if content["lines"]:
         parts.append(_build_part("lines", f"{len(content['lines']):,}", "\n".join(content["lines"])))
-    if len(parts) > _MOST_PARTS:
-        parts = [*parts[:_MOST_PARTS], [f"{len(parts) - _MOST_PARTS} more", "", ""]]
+    if len(parts) > _MAX_PARTS:
+        parts = [*parts[:_MAX_PARTS], [f"{len(parts) - _MAX_PARTS} more", "", ""]]
     return parts
 
 
@@ -308,39 +308,39 @@ def iterate_all_lines(trajectory: Trajectory) -> Iterator[Line]:
 def compute_step_metrics_for_page(entries: Sequence[CreditedTrajectory]) -> dict[str, Json]:
     """Return the step's additions to the metrics: lines per error class, and mean rewards by line status."""
     # Rollouts that failed on our side are not samples, so they do not count.
-    sound = [entry for entry in entries if entry.trajectory.failure is None]
+    valid = [entry for entry in entries if entry.trajectory.failure is None]
     classes: dict[str, int] = {}
-    earned: dict[str, float] = {}
-    for entry in sound:
+    reward_sums: dict[str, float] = {}
+    for entry in valid:
         # Trajectories that were not trained on have no credit.
         for transition, credit in zip(build_transitions(entry.trajectory), entry.credit_L, strict=False):
             status = transition.line.execution.status.value if transition.line.execution else "not run"
-            earned[status] = earned.get(status, 0.0) + credit.reward
+            reward_sums[status] = reward_sums.get(status, 0.0) + credit.reward
         for transition in build_transitions(entry.trajectory):
             name = find_error_class(transition)
             if name:
                 classes[name] = classes.get(name, 0) + 1
-    outcomes = [e.trajectory.outcome for e in sound if e.trajectory.outcome is not None]
+    outcomes = [e.trajectory.outcome for e in valid if e.trajectory.outcome is not None]
     return {
-        "lines": sum(len(entry.trajectory.lines) for entry in sound),
+        "lines": sum(len(entry.trajectory.lines) for entry in valid),
         "classes": classes,
         "outcome": _round_digits(fmean(outcomes)) if outcomes else 0.0,
-        "earned": {name: _round_digits(value / len(sound)) for name, value in earned.items() if value},
+        "earned": {name: _round_digits(value / len(valid)) for name, value in reward_sums.items() if value},
     }
 
 
 def find_error_class(transition: LineTransition) -> str:
     """Return the error class of a line: the name of a printed exception, else the status; "" without an error."""
-    run = transition.line.execution
-    if run is None or not (run.status.is_error or run.status is LineStatus.SANDBOX_FAULT):
+    execution = transition.line.execution
+    if execution is None or not (execution.status.is_error or execution.status is LineStatus.SANDBOX_FAULT):
         return ""
-    if run.status in (LineStatus.EXCEPTION, LineStatus.SYNTAX_ERROR):
+    if execution.status in (LineStatus.EXCEPTION, LineStatus.SYNTAX_ERROR):
         # The last printed row names the exception.
         rows = [row for row in transition.output[-TEXT_CHARS:].split("\n") if row.strip()]
-        named = _ERROR_NAME.match(rows[-1]) if rows else None
-        if named is not None:
-            return named[1].rpartition(".")[2][:40]
-    return run.status.value
+        match = _ERROR_NAME.match(rows[-1]) if rows else None
+        if match is not None:
+            return match[1].rpartition(".")[2][:40]
+    return execution.status.value
 
 
 def build_captions(ids: Iterable[int], texts: Sequence[str]) -> dict[str, Json]:

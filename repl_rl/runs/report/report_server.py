@@ -36,7 +36,7 @@ class ReportServer(ThreadingHTTPServer):
         self.run = run
         self.token = secrets.token_urlsafe(24)
         self._lock = Lock()
-        self._made: tuple[str, str, str] = ("", "", "")
+        self._rendered: tuple[str, str, str] = ("", "", "")
         self._reported = ""
         self.render_if_changed()
         super().__init__(("127.0.0.1", port), _ReportRequestHandler)
@@ -51,10 +51,10 @@ class ReportServer(ThreadingHTTPServer):
         with self._lock:
             # The lock lets one request render the page while others wait for the result.
             version = "-".join(_get_file_version(self.run / name) for name in ("metrics.jsonl", "summary.json"))
-            if version != self._made[0]:
+            if version != self._rendered[0]:
                 data = build_payload(self.run)
-                self._made = (version, render_page(data, follow=True), pack_json(data))
-            return self._made
+                self._rendered = (version, render_page(data, follow=True), pack_json(data))
+            return self._rendered
 
     def report(self, error: Exception) -> None:
         """Print an error, unless it was the last one that was printed: the page asks again every few seconds."""
@@ -80,8 +80,8 @@ class _ReportRequestHandler(BaseHTTPRequestHandler):
         _, token, name = (*urlsplit(self.path).path.split("/", 2), "", "")[:3]
         # A page of another site may reach this port by DNS rebinding, but its Host header then names that site.
         host = self.headers.get("Host", "").rpartition(":")[0]
-        known = hmac.compare_digest(token.encode(), self.server.token.encode())
-        if host not in _HOSTS or not known or name not in ("", "version", "data"):
+        token_matches = hmac.compare_digest(token.encode(), self.server.token.encode())
+        if host not in _HOSTS or not token_matches or name not in ("", "version", "data"):
             self._send_response(404, "text/plain", "nothing here: open the whole address that repl-rl view printed\n")
             return
         try:

@@ -74,15 +74,15 @@ def scan_members(path: Path) -> Iterator[RecordLocation | DamagedRegion]:
     with path.open("rb") as file:
         offset = 0
         while offset < size:
-            found = _read_location(file, path, offset)
-            if isinstance(found, RecordLocation) and offset + found.size > size:
-                found = DamagedRegion(
-                    path, offset, f"torn: {size - offset} of {found.size} bytes of {found.id!r} are there"
+            item = _read_location(file, path, offset)
+            if isinstance(item, RecordLocation) and offset + item.size > size:
+                item = DamagedRegion(
+                    path, offset, f"torn: {size - offset} of {item.size} bytes of {item.id!r} are there"
                 )
-            yield found
-            if isinstance(found, DamagedRegion):
+            yield item
+            if isinstance(item, DamagedRegion):
                 return
-            offset += found.size
+            offset += item.size
 
 
 def _read_location(file: BinaryIO, path: Path, offset: int) -> RecordLocation | DamagedRegion:
@@ -94,8 +94,8 @@ def _read_location(file: BinaryIO, path: Path, offset: int) -> RecordLocation | 
     magic, method, flags, *_ = _HEAD.unpack_from(head)
     _, name, length, size = _FIELD.unpack_from(head, _HEAD.size)
     # `head` already includes the 4 bytes of the size, which `length` counts again.
-    least = len(head) + length - 4 + _TAIL.size
-    if (magic, method, flags, name) != (_MAGIC, _DEFLATE, _EXTRA, _SUBFIELD_NAME) or length < 4 or size < least:
+    min_size = len(head) + length - 4 + _TAIL.size
+    if (magic, method, flags, name) != (_MAGIC, _DEFLATE, _EXTRA, _SUBFIELD_NAME) or length < 4 or size < min_size:
         return DamagedRegion(path, offset, "no record begins here")
     return RecordLocation(path, offset, size, file.read(length - 4).decode("utf-8", "replace"))
 
@@ -110,7 +110,7 @@ def is_plain_gzip(path: Path) -> bool:
 def read_plain_lines(path: Path) -> Iterator[bytes | DamagedRegion]:
     """Yield the lines of a plain file, and at most one `DamagedRegion`, as the last item."""
     # Limit each line and the whole file, so that a hostile file cannot fill the memory.
-    unpacked, most = 0, compute_max_unpacked_bytes(path.stat().st_size)
+    unpacked, max_bytes = 0, compute_max_unpacked_bytes(path.stat().st_size)
     with gzip.open(path, "rb") as file:
         try:
             while line := file.readline(MAX_RECORD_BYTES + 1):
@@ -120,40 +120,40 @@ def read_plain_lines(path: Path) -> Iterator[bytes | DamagedRegion]:
                         path, 0, f"a line has more than {MAX_RECORD_BYTES:,} bytes; the rest is not read"
                     )
                     return
-                if unpacked > most:
-                    yield DamagedRegion(path, 0, describe_size_error(most))
+                if unpacked > max_bytes:
+                    yield DamagedRegion(path, 0, describe_size_error(max_bytes))
                     return
                 yield line
         except (EOFError, OSError, zlib.error) as error:
             yield DamagedRegion(path, path.stat().st_size, f"torn after {unpacked} unpacked bytes, or no gzip: {error}")
 
 
-def unpack_member(place: RecordLocation) -> bytes:
-    """Return the record at `place`.
+def unpack_member(location: RecordLocation) -> bytes:
+    """Return the record at `location`.
 
     Raises:
         StoreError: it is damaged, or larger than `MAX_RECORD_BYTES`.
     """
     # A plain file has no index, so read it from its beginning.
-    if place.is_plain:
-        for number, line in enumerate(read_plain_lines(place.path)):
-            if number == place.offset and isinstance(line, bytes):
+    if location.is_plain:
+        for number, line in enumerate(read_plain_lines(location.path)):
+            if number == location.offset and isinstance(line, bytes):
                 return line
-        raise StoreError(f"{place.path}, line {place.offset + 1}: it is not there any more")
-    where = f"{place.path} from byte {place.offset}: {place.id!r}"
-    if place.size > MAX_RECORD_BYTES:
-        raise StoreError(f"{where} has more than {MAX_RECORD_BYTES:,} bytes, which is no trajectory")
-    with place.path.open("rb") as file:
-        file.seek(place.offset)
-        member = file.read(place.size)
-    unpacking = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+        raise StoreError(f"{location.path}, line {location.offset + 1}: it is not there any more")
+    description = f"{location.path} from byte {location.offset}: {location.id!r}"
+    if location.size > MAX_RECORD_BYTES:
+        raise StoreError(f"{description} has more than {MAX_RECORD_BYTES:,} bytes, which is no trajectory")
+    with location.path.open("rb") as file:
+        file.seek(location.offset)
+        member = file.read(location.size)
+    decompressor = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     try:
         # Ask for one byte more than allowed, so that a record that is too long shows.
-        record = unpacking.decompress(member, MAX_RECORD_BYTES + 1)
+        record = decompressor.decompress(member, MAX_RECORD_BYTES + 1)
     except zlib.error as error:
-        raise StoreError(f"{where} is damaged: {error}") from error
+        raise StoreError(f"{description} is damaged: {error}") from error
     if len(record) > MAX_RECORD_BYTES:
-        raise StoreError(f"{where} unpacks to more than {MAX_RECORD_BYTES:,} bytes, which is no trajectory")
-    if not unpacking.eof or unpacking.unused_data:
-        raise StoreError(f"{where} is damaged: it does not end where it says")
+        raise StoreError(f"{description} unpacks to more than {MAX_RECORD_BYTES:,} bytes, which is no trajectory")
+    if not decompressor.eof or decompressor.unused_data:
+        raise StoreError(f"{description} is damaged: it does not end where it says")
     return record

@@ -88,28 +88,28 @@ class ConsoleTurn:
 
 def build_transitions(trajectory: Trajectory) -> tuple[LineTransition, ...]:
     """Return each line with its observation, shape (L,)."""
-    found: list[LineTransition] = []
-    typist = TypedLineTracker()
+    transitions: list[LineTransition] = []
+    tracker = TypedLineTracker()
     prompt = PS1 if trajectory.prompt.text.endswith(PS1) else ""
-    for at, segment in enumerate(trajectory.segments):
+    for index, segment in enumerate(trajectory.segments):
         if not isinstance(segment, Sampled):
             continue
         # Only the last line of a segment can have an observation, which is the next segment.
-        after = trajectory.segments[at + 1] if at + 1 < len(trajectory.segments) else None
+        next_segment = trajectory.segments[index + 1] if index + 1 < len(trajectory.segments) else None
         for number, line in enumerate(segment.lines, 1):
-            run = line.execution
-            typed = run is not None and typist.check_typed(line.text, run.ran, line.end is LineEnd.EOS)
-            if typed and found and not prompt and found[-1].observed is not None:
+            execution = line.execution
+            typed = execution is not None and tracker.check_typed(line.text, execution.ran, line.end is LineEnd.EOS)
+            if typed and transitions and not prompt and transitions[-1].observed is not None:
                 # The sampler inserted the prompt itself, after its own text.
-                prompt = _find_next_prompt(found[-1].observed.text)
-                found[-1] = replace(found[-1], next_prompt=prompt)
-            observed = after if number == len(segment.lines) and isinstance(after, Observed) else None
+                prompt = _find_next_prompt(transitions[-1].observed.text)
+                transitions[-1] = replace(transitions[-1], next_prompt=prompt)
+            observed = next_segment if number == len(segment.lines) and isinstance(next_segment, Observed) else None
             # No prompt follows the end, even if the last output looks like one.
-            over = trajectory.stop in _FINAL_STOPS and len(found) + 1 == len(trajectory.lines)
-            next_prompt = _find_next_prompt(observed.text) if typed and observed is not None and not over else ""
-            found.append(LineTransition(line, observed, prompt, typed, next_prompt))
+            is_final = trajectory.stop in _FINAL_STOPS and len(transitions) + 1 == len(trajectory.lines)
+            next_prompt = _find_next_prompt(observed.text) if typed and observed is not None and not is_final else ""
+            transitions.append(LineTransition(line, observed, prompt, typed, next_prompt))
             prompt = next_prompt
-    return tuple(found)
+    return tuple(transitions)
 
 
 def _find_next_prompt(text: str) -> str:
@@ -119,7 +119,7 @@ def _find_next_prompt(text: str) -> str:
 
 def escape_control_characters(text: str) -> str:
     """Return `text` with control and other unprintable characters escaped; newlines and tabs are kept."""
-    return _UNUSUAL_CHAR.sub(lambda found: found[0] if found[0].isprintable() else repr(found[0])[1:-1], text)
+    return _UNUSUAL_CHAR.sub(lambda match: match[0] if match[0].isprintable() else repr(match[0])[1:-1], text)
 
 
 def escape_output(output: str, prompt: bool = False) -> str:
@@ -143,11 +143,11 @@ def to_text(trajectory: Trajectory) -> str:
     head = trajectory.prompt.text.removesuffix(PS1)
     parts = [_add_final_newline(escape_output(head))] if head else []
     # A line of several physical lines shows continuation prompts, as in a console.
-    for each in build_transitions(trajectory):
-        first, *more = escape_control_characters(each.line.text).removesuffix("\n").split("\n")
-        parts.append(f"{each.prompt or PS1}{first}\n")
-        parts += [f"{PS2}{physical}\n" for physical in more]
-        parts.append(_add_final_newline(escape_output(each.output)))
+    for transition in build_transitions(trajectory):
+        first, *continuation = escape_control_characters(transition.line.text).removesuffix("\n").split("\n")
+        parts.append(f"{transition.prompt or PS1}{first}\n")
+        parts += [f"{PS2}{physical}\n" for physical in continuation]
+        parts.append(_add_final_newline(escape_output(transition.output)))
     return "".join(parts)
 
 
@@ -169,7 +169,7 @@ def mark_observations(trajectory: Trajectory) -> str:
 
 def _remove_marks(text: str) -> str:
     """Escape control characters and the marks of observations, so that no output can fake one."""
-    return _OBSERVATION_MARK.sub(lambda found: f"\\u{ord(found[0]):x}", escape_control_characters(text))
+    return _OBSERVATION_MARK.sub(lambda match: f"\\u{ord(match[0]):x}", escape_control_characters(text))
 
 
 def parse_session(text: str) -> tuple[ConsoleTurn, ...]:
@@ -196,9 +196,9 @@ def _iterate_turns(text: str) -> Iterator[ConsoleTurn]:
 
 def _join_output(rows: list[str]) -> str:
     """Join rows of output, without the backslashes that `to_text` adds."""
-    cut = bool(rows) and rows[-1] == _NO_NEWLINE
-    whole = "".join(f"{row.removeprefix(_NO_NEWLINE)}\n" for row in (rows[:-1] if cut else rows))
-    return whole.removesuffix("\n") if cut else whole
+    lacks_newline = bool(rows) and rows[-1] == _NO_NEWLINE
+    text = "".join(f"{row.removeprefix(_NO_NEWLINE)}\n" for row in (rows[:-1] if lacks_newline else rows))
+    return text.removesuffix("\n") if lacks_newline else text
 
 
 TableCell = str | int | float | bool | list[str] | list[str | None] | list[int] | list[float] | list[bool] | None
@@ -223,48 +223,48 @@ COLUMNS: Mapping[str, TableColumn] = {
     "task_id": TableColumn(
         "string", "its task; rows of one task and one policy step are a group", lambda t, _: t.task_id
     ),
-    "policy_step": TableColumn("int64", "optimizer steps that the policy had seen", lambda t, _: t.policy_step),
+    "policy_step": TableColumn("int64", "optimizer steps behind the policy", lambda t, _: t.policy_step),
     "prompt": TableColumn("string", "caption of `prompt_ids`", lambda t, _: t.prompt.text),
-    "prompt_ids": TableColumn("int64 (P,)", "what it starts from", lambda t, _: list(t.prompt.token_ids)),
+    "prompt_ids": TableColumn("int64 (P,)", "ids of the prompt", lambda t, _: list(t.prompt.token_ids)),
     "completion": TableColumn("string", "caption of `completion_ids`", lambda t, _: _join_completion(t)),
-    "completion_ids": TableColumn("int64 (T,)", "what follows", lambda t, _: list(t.completion_ids)),
+    "completion_ids": TableColumn("int64 (T,)", "ids after the prompt", lambda t, _: list(t.completion_ids)),
     "loss_mask": TableColumn("bool (T,)", "true where the policy sampled the token", lambda t, _: list(t.loss_mask)),
     "logprobs": TableColumn(
         "float64 (T,)", "of the sampling policy, nats; 0 where masked", lambda t, _: list(t.logprobs_T())
     ),
     "advantages": TableColumn(
         "float64 (T,)",
-        "what each token was trained with, 0 where masked; null: nothing was learned from it",
+        "advantage of each token in training, 0 where masked; null if it was not trained on",
         lambda t, credit_L: list(spread([c.advantage for c in credit_L], t)) if credit_L else None,
     ),
     "lines": TableColumn(
         "int64 (T,)",
-        "the line that the token belongs to, from 0; -1: it was observed",
+        "line of each token, from 0; -1 if it was observed",
         lambda t, _: [int(number) for number in spread(range(len(t.lines)), t, -1)],
     ),
-    "line_texts": TableColumn("string (L,)", "what was written", lambda t, _: [line.text for line in t.lines]),
+    "line_texts": TableColumn("string (L,)", "text of each line", lambda t, _: [line.text for line in t.lines]),
     "line_statuses": TableColumn(
         "string (L,)",
-        "how the console took it; null: it was not run",
+        "status of each line in the console; null if it was not run",
         lambda t, _: [line.execution.status.value if line.execution else None for line in t.lines],
     ),
     "line_given": TableColumn(
         "float64 (L,)",
-        "sum of the rewards that the sampler gave it",
+        "sum of the sampler's rewards for each line",
         lambda t, _: [math.fsum(reward.value for reward in line.rewards) for line in t.lines],
     ),
     "line_rewards": TableColumn(
         "float64 (L,)",
-        "its reward as the estimator saw it; null: nothing was learned from it",
+        "reward of each line as the estimator saw it; null if it was not trained on",
         lambda _, credit_L: [c.reward for c in credit_L] or None,
     ),
-    "outcome": TableColumn("float64", "reward of the whole rollout; null: nobody graded it", lambda t, _: t.outcome),
-    "solved": TableColumn("bool", "whether its answer is right", lambda t, _: t.solved),
-    "answer": TableColumn("string", "what was submitted; null: nothing", lambda t, _: t.answer),
-    "stop": TableColumn("string", "who decided that it was over", lambda t, _: t.stop.value),
+    "outcome": TableColumn("float64", "reward of the whole rollout; null if it was not graded", lambda t, _: t.outcome),
+    "solved": TableColumn("bool", "true if its answer is right", lambda t, _: t.solved),
+    "answer": TableColumn("string", "submitted answer; null if there is none", lambda t, _: t.answer),
+    "stop": TableColumn("string", "reason for the end of the rollout", lambda t, _: t.stop.value),
     "failure": TableColumn(
         "string",
-        "what failed on our side; null: nothing. Such a row is no sample",
+        "failure on our side; null if there is none. Such a row is no sample",
         lambda t, _: f"{t.failure.kind}: {t.failure.message}" if t.failure else None,
     ),
     "record": TableColumn(
@@ -274,7 +274,7 @@ COLUMNS: Mapping[str, TableColumn] = {
     ),
     "workspace": TableColumn(
         "string",
-        "what its console began with, JSON; null: nothing",
+        "initial content of its console, JSON; null if it was empty",
         lambda t, _: t.workspace.content.decode() if t.workspace is not None else None,
     ),
 }
@@ -304,16 +304,16 @@ def parse_table_row(row: Mapping[str, object], where: str) -> CreditedTrajectory
     if not isinstance(record, str):
         raise StoreError(f"{where}: it has no column 'record'; give a table that `repl-rl export` wrote")
     entry = parse_record(record.encode(), where)
-    setup = row.get("workspace")
-    if isinstance(setup, str) and entry.trajectory.workspace is not None:
-        workspace = Workspace.from_content(setup.encode())
+    content = row.get("workspace")
+    if isinstance(content, str) and entry.trajectory.workspace is not None:
+        workspace = Workspace.from_content(content.encode())
         if workspace != entry.trajectory.workspace:
             raise StoreError(f"{where}: its workspace is not the one of its record; export it again")
         entry = replace(entry, trajectory=replace(entry.trajectory, workspace=workspace))
     # Compute all columns again, so that an edited cell is refused instead of ignored.
     for name, computed in build_table_row(entry).items():
         if name in row and row[name] != computed:
-            contradiction = f"column {name!r} is {row[name]!r:.80}, its record says {computed!r:.80}"
+            contradiction = f"column {name!r} is {row[name]!r:.80}, its record has {computed!r:.80}"
             raise StoreError(f"{where}: {contradiction}; rows may be left out, not changed")
     return entry
 
@@ -344,17 +344,17 @@ def write_table(entries: Iterable[CreditedTrajectory], out: Path) -> int:
     def iterate_rows() -> Iterator[TableRow]:
         yield from map(build_table_row, entries)
 
-    place = Path(tempfile.gettempdir()) if stream else out.parent
+    parent = Path(tempfile.gettempdir()) if stream else out.parent
     # `datasets` caches its results by the code that made them; a fresh cache folder can hold nothing stale.
-    with open_private_folder(place, UNFINISHED) as folder, _plain_link(folder) as cache:
+    with open_private_folder(parent, UNFINISHED) as folder, _make_plain_link(folder) as cache:
         # The library wraps errors of our generator in its own.
         with _unwrap_errors():
             table = Dataset.from_generator(iterate_rows, features=Features(kinds), cache_dir=str(cache))
         if out.suffix == PARQUET:
-            with write_named(out, "out") as torn, torn.open("wb") as file:
+            with write_named(out, "out") as unfinished, unfinished.open("wb") as file:
                 table.to_parquet(file)
         else:
-            with replace_folder_atomically(out, TABLE) as made, _plain_link(made) as link:
+            with replace_folder_atomically(out, TABLE) as target, _make_plain_link(target) as link:
                 table.save_to_disk(str(link))
         return int(table.num_rows)
 
@@ -371,7 +371,7 @@ def validate_table_target(out: Path) -> None:
         TABLE.validate_replaceable(out)
 
 
-def _are_own_columns(columns: Iterable[str]) -> bool:
+def _has_only_own_columns(columns: Iterable[str]) -> bool:
     """Return True if all columns are ours; a table with a user's column is not replaced."""
     return "record" in (names := set(columns)) and names <= COLUMNS.keys()
 
@@ -382,7 +382,7 @@ def _is_own_parquet(file: Path) -> bool:
     from pyarrow.parquet import read_schema  # takes a second to import
 
     try:
-        return _are_own_columns(read_schema(file).names)
+        return _has_only_own_columns(read_schema(file).names)
     except (ArrowException, OSError):
         return False
 
@@ -391,7 +391,7 @@ def _is_legacy_table(folder: Path) -> bool:
     """Return True for a table folder of version 0.2, by its columns."""
     try:
         info = json.loads((folder / "dataset_info.json").read_text(encoding="utf-8"))
-        return _are_own_columns(info["features"])
+        return _has_only_own_columns(info["features"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -426,12 +426,12 @@ def open_table(source: Path) -> Iterator[TrajectoryTable]:
         StoreError: it cannot be read, has several parts, or is a Parquet file that unpacks to too much.
     """
     if source.suffix == PARQUET:
-        with _open_parquet(source) as opened:
-            yield opened
+        with _open_parquet(source) as parquet_table:
+            yield parquet_table
         return
     from datasets import load_from_disk  # takes seconds to import
 
-    with _plain_link(source) as link:
+    with _make_plain_link(source) as link:
         try:
             table = load_from_disk(str(link))
         # The library raises many types of errors, which have no common base class.
@@ -453,44 +453,44 @@ def _open_parquet(source: Path) -> Iterator[TrajectoryTable]:
 
     try:
         file = ParquetFile(source)
-        most = compute_max_unpacked_bytes(source.stat().st_size)
+        max_bytes = compute_max_unpacked_bytes(source.stat().st_size)
     # The library raises many types of errors, which have no common base class.
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise StoreError(f"{source} cannot be read as a table: {reason}") from error
     with file:
-        if compute_claimed_bytes(file.metadata) > most:
-            raise StoreError(f"{source} cannot be read as a table: {describe_size_error(most)}")
+        if compute_claimed_bytes(file.metadata) > max_bytes:
+            raise StoreError(f"{source} cannot be read as a table: {describe_size_error(max_bytes)}")
         names = file.schema_arrow.names
-        entries = _limit_entries(source, read_parquet_records(file, most), most)
+        entries = _limit_entries(source, read_parquet_records(file, max_bytes), max_bytes)
         yield TrajectoryTable(entries, file.metadata.num_rows, tuple(name for name in names if name not in COLUMNS))
 
 
-def _limit_entries(source: Path, records: Iterable[Record], most: int) -> Iterator[CreditedTrajectory]:
-    """Yield the trajectories of rows until these take more than `most` bytes.
+def _limit_entries(source: Path, records: Iterable[Record], max_bytes: int) -> Iterator[CreditedTrajectory]:
+    """Yield the trajectories of rows until these take more than `max_bytes` bytes.
 
     Raises:
         StoreError: they take more, a row cannot be read, or `parse_table_row` refuses it.
     """
-    rows, taken, number = iter(records), 0, 0
+    rows, total_bytes, number = iter(records), 0, 0
     while True:
         number += 1
-        where = f"{source}, row {number}"
+        location = f"{source}, row {number}"
         try:
             row = next(rows, None)
         # As in `_open_parquet`.
         except Exception as error:
-            raise StoreError(f"{where} cannot be read: {' '.join(str(error).split())[:200]}") from error
+            raise StoreError(f"{location} cannot be read: {' '.join(str(error).split())[:200]}") from error
         if row is None:
             return
-        taken += estimate_record_bytes(row)
-        if taken > most:
-            raise StoreError(f"{source} cannot be read as a table: {describe_size_error(most)}")
-        yield parse_table_row(row, where)
+        total_bytes += estimate_record_bytes(row)
+        if total_bytes > max_bytes:
+            raise StoreError(f"{source} cannot be read as a table: {describe_size_error(max_bytes)}")
+        yield parse_table_row(row, location)
 
 
 @contextmanager
-def _plain_link(path: Path) -> Iterator[Path]:
+def _make_plain_link(path: Path) -> Iterator[Path]:
     """Yield a link to `path` with a plain name, because `datasets` reads `[`, `*` and `::` in a path as patterns."""
     with tempfile.TemporaryDirectory(prefix="repl-rl-") as folder:
         link = Path(folder, "table").with_suffix(path.suffix if path.suffix == PARQUET else "")
@@ -504,10 +504,10 @@ def _unwrap_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        found: BaseException | None = error
-        while found is not None and not isinstance(found, ReplRLError | OSError):
-            found = found.__cause__ or found.__context__
-        raise (error if found is None else found) from error
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, ReplRLError | OSError):
+            cause = cause.__cause__ or cause.__context__
+        raise (error if cause is None else cause) from error
 
 
 def _join_completion(t: Trajectory) -> str:
@@ -519,8 +519,8 @@ def _replace_surrogates(value: TableCell) -> TableCell:
     """Replace lone surrogates in texts, which Arrow cannot store."""
     if isinstance(value, str):
         return value.encode(errors="replace").decode()
-    if isinstance(value, list) and any(isinstance(each, str) for each in value):
-        return [each.encode(errors="replace").decode() if isinstance(each, str) else None for each in value]
+    if isinstance(value, list) and any(isinstance(text, str) for text in value):
+        return [text.encode(errors="replace").decode() if isinstance(text, str) else None for text in value]
     return value
 
 
@@ -542,20 +542,24 @@ def to_notebook(entry: CreditedTrajectory) -> str:
     head = f"trajectory {t.id}\nended: {t.stop}; outcome: {outcome}; answer: {answer}\n\n{t.prompt.text}"
     credit_L = entry.credit_L or (None,) * len(t.lines)
     # The prompt becomes a raw cell, which Jupyter does not execute.
-    first: dict[str, object] = {
+    prompt_cell: dict[str, object] = {
         "cell_type": "raw",
         "id": "prompt",
         "metadata": {},
         "source": escape_control_characters(head),
     }
     pairs = zip(build_transitions(t), credit_L, strict=True)
-    setup = {_WORKSPACE_KEY: t.workspace.content.decode()} if t.workspace is not None else {}
+    workspace_metadata = {_WORKSPACE_KEY: t.workspace.content.decode()} if t.workspace is not None else {}
     notebook = {
         "cells": [
-            first,
-            *(_build_notebook_cell(each, credit, number) for number, (each, credit) in enumerate(pairs, 1)),
+            prompt_cell,
+            *(_build_notebook_cell(transition, credit, number) for number, (transition, credit) in enumerate(pairs, 1)),
         ],
-        "metadata": {_RECORD_KEY: dump_record(entry).decode(), **setup, "language_info": {"name": "python"}},
+        "metadata": {
+            _RECORD_KEY: dump_record(entry).decode(),
+            **workspace_metadata,
+            "language_info": {"name": "python"},
+        },
         "nbformat": 4,
         "nbformat_minor": 5,
     }
@@ -570,27 +574,27 @@ def read_notebook(path: Path) -> CreditedTrajectory:
     """
     try:
         metadata = json.loads(path.read_text())["metadata"]
-        record, setup = metadata.get(_RECORD_KEY), metadata.get(_WORKSPACE_KEY)
+        record, content = metadata.get(_RECORD_KEY), metadata.get(_WORKSPACE_KEY)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StoreError(f"{path} is no notebook: {error!r}") from error
     if record is None:
         raise StoreError(f"{path} holds no trajectory; give a notebook that was exported from one")
     entry = parse_record(str(record).encode("utf-8", "surrogatepass"), str(path))
     # A record names its workspace only by digest; the metadata holds its content.
-    if entry.trajectory.workspace is None or setup is None:
+    if entry.trajectory.workspace is None or content is None:
         return entry
-    workspace = Workspace.from_content(str(setup).encode("utf-8", "surrogatepass"))
+    workspace = Workspace.from_content(str(content).encode("utf-8", "surrogatepass"))
     if workspace != entry.trajectory.workspace:
         raise StoreError(f"{path}: its workspace is not the one of its trajectory; export it again")
     return replace(entry, trajectory=replace(entry.trajectory, workspace=workspace))
 
 
-def _build_notebook_cell(each: LineTransition, credit: LineCredit | None, number: int) -> dict[str, object]:
-    line, run = each.line, each.line.execution
-    shown = escape_control_characters(each.output)
-    facts = {
-        "status": run.status.value if run else None,
-        "elapsed_s": run.elapsed_s if run else None,
+def _build_notebook_cell(transition: LineTransition, credit: LineCredit | None, number: int) -> dict[str, object]:
+    line, execution = transition.line, transition.line.execution
+    shown = escape_control_characters(transition.output)
+    metadata = {
+        "status": execution.status.value if execution else None,
+        "elapsed_s": execution.elapsed_s if execution else None,
         "rewards": {reward.name: reward.value for reward in line.rewards},
         "reward": credit.reward if credit else None,
         "advantage": credit.advantage if credit else None,
@@ -599,7 +603,7 @@ def _build_notebook_cell(each: LineTransition, credit: LineCredit | None, number
         "cell_type": "code",
         "id": f"line-{number}",
         "execution_count": number,
-        "metadata": {_RECORD_KEY: facts},
+        "metadata": {_RECORD_KEY: metadata},
         "source": escape_control_characters(line.text).removesuffix("\n"),
         "outputs": [{"output_type": "stream", "name": "stdout", "text": shown}] if shown else [],
     }

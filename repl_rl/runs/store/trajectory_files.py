@@ -52,10 +52,10 @@ def write_step(
 def is_step_file(path: Path) -> bool:
     """Return True if the file begins with a trajectory record of this or an older version."""
     try:
-        found = next(_scan_plain_file(path) if is_plain_gzip(path) else scan_members(path), None)
+        item = next(_scan_plain_file(path) if is_plain_gzip(path) else scan_members(path), None)
     except (StoreError, OSError):
         return False
-    return isinstance(found, RecordLocation)
+    return isinstance(item, RecordLocation)
 
 
 def append_records(path: Path, entries: Iterable[CreditedTrajectory | Trajectory]) -> None:
@@ -65,9 +65,9 @@ def append_records(path: Path, entries: Iterable[CreditedTrajectory | Trajectory
         StoreError: the file is damaged or has another format; appended records could not be found.
     """
     if path.exists():
-        last = next((found for found in scan_members(path) if isinstance(found, DamagedRegion)), None)
-        if last is not None:
-            raise StoreError(f"{last}; nothing can be appended behind it")
+        damage = next((region for region in scan_members(path) if isinstance(region, DamagedRegion)), None)
+        if damage is not None:
+            raise StoreError(f"{damage}; nothing can be appended behind it")
     with path.open("ab") as file:
         for entry in entries:
             credited = entry if isinstance(entry, CreditedTrajectory) else CreditedTrajectory(entry)
@@ -104,8 +104,8 @@ class Store:
         self.source = source
         self.damaged_regions: list[DamagedRegion] = []
         """Unreadable parts that were found so far. Reading can continue after one."""
-        self._places: list[RecordLocation] = []
-        self._size = 0
+        self._locations: list[RecordLocation] = []
+        self._total_bytes = 0
         # Build the index: the position of each record, without unpacking any.
         for path in sorted(source.glob("*.jsonl.gz")) if source.is_dir() else [source]:
             if not path.is_file() or (path != source and not is_inside(source, path)):
@@ -113,24 +113,24 @@ class Store:
                     DamagedRegion(path, 0, "it is a link that leads out of its folder, or no file")
                 )
                 continue
-            self._size += path.stat().st_size
-            for found in _scan_plain_file(path) if is_plain_gzip(path) else scan_members(path):
-                if isinstance(found, RecordLocation):
-                    self._places.append(found)
+            self._total_bytes += path.stat().st_size
+            for item in _scan_plain_file(path) if is_plain_gzip(path) else scan_members(path):
+                if isinstance(item, RecordLocation):
+                    self._locations.append(item)
                 else:
-                    self.damaged_regions.append(found)
+                    self.damaged_regions.append(item)
         self._by_id: dict[str, RecordLocation] = {}
         # The first trajectory of an id wins.
-        for place in self._places:
-            self._by_id.setdefault(place.id, place)
+        for location in self._locations:
+            self._by_id.setdefault(location.id, location)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._locations)
 
     @property
     def ids(self) -> tuple[str, ...]:
         """Ids of the trajectories, in order."""
-        return tuple(place.id for place in self._places)
+        return tuple(location.id for location in self._locations)
 
     def __getitem__(self, id: str) -> CreditedTrajectory:
         """Return the trajectory of that id, the first one if there are several. A child is found below its parent.
@@ -142,9 +142,9 @@ class Store:
             child = self._find_child(id)
             if child is not None:
                 return child
-            near = difflib.get_close_matches(id, self._by_id, n=1)
-            known = "did you mean" if near else "the first one is"
-            hint = "".join(f"; {known} {name!r}" for name in (near or self.ids)[:1])
+            matches = difflib.get_close_matches(id, self._by_id, n=1)
+            prefix = "did you mean" if matches else "the first one is"
+            hint = "".join(f"; {prefix} {name!r}" for name in (matches or self.ids)[:1])
             raise StoreError(f"no trajectory {id!r} in {self.source}{hint}")
         return _load_record(self._by_id[id])
 
@@ -153,37 +153,37 @@ class Store:
         parent = id.rpartition("/")[0]
         if not parent:
             return None
-        found = self[parent] if parent in self._by_id else self._find_child(parent)
-        children = found.trajectory.children if found is not None else ()
+        parent_entry = self[parent] if parent in self._by_id else self._find_child(parent)
+        children = parent_entry.trajectory.children if parent_entry is not None else ()
         return next((CreditedTrajectory(child) for child in children if child.id == id), None)
 
     def __iter__(self) -> Iterator[CreditedTrajectory]:
         """Yield all readable trajectories in order. A damaged one is skipped and added to `damaged_regions`."""
-        plain: Path | None = None
-        unpacked, most = 0, compute_max_unpacked_bytes(self._size)
-        for place in self._places:
+        plain_path: Path | None = None
+        unpacked, max_bytes = 0, compute_max_unpacked_bytes(self._total_bytes)
+        for location in self._locations:
             # A plain file can only be read from its beginning, so all its entries come at its first place.
-            if place.is_plain:
-                if place.path != plain:
-                    plain = place.path
-                    yield from _read_plain_entries(plain)
+            if location.is_plain:
+                if location.path != plain_path:
+                    plain_path = location.path
+                    yield from _read_plain_entries(plain_path)
                 continue
             try:
-                record = unpack_member(place)
+                record = unpack_member(location)
                 # Limit the total, so that a hostile file cannot fill the memory.
                 unpacked += len(record)
-                if unpacked > most:
-                    self._record_damage(DamagedRegion(place.path, place.offset, describe_size_error(most)))
+                if unpacked > max_bytes:
+                    self._record_damage(DamagedRegion(location.path, location.offset, describe_size_error(max_bytes)))
                     return
-                entry = _parse_record(place, record)
+                entry = _parse_record(location, record)
             except StoreError as error:
-                self._record_damage(DamagedRegion(place.path, place.offset, str(error)))
+                self._record_damage(DamagedRegion(location.path, location.offset, str(error)))
             else:
                 yield entry
 
-    def _record_damage(self, found: DamagedRegion) -> None:
-        if found not in self.damaged_regions:
-            self.damaged_regions.append(found)
+    def _record_damage(self, region: DamagedRegion) -> None:
+        if region not in self.damaged_regions:
+            self.damaged_regions.append(region)
 
     def read_tokens(self) -> tuple[str, ...]:
         """Return the text of each token id, or () if the run did not store it.
@@ -198,7 +198,7 @@ class Store:
             texts = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise StoreError(f"{path} holds no texts of tokens: {error}") from error
-        if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
+        if not isinstance(texts, list) or not all(isinstance(item, str) for item in texts):
             raise StoreError(f"{path} holds no texts of tokens; remove it, or copy it from its run")
         return tuple(texts)
 
@@ -216,13 +216,13 @@ def read_trajectories(source: Path) -> Iterator[Trajectory]:
         raise StoreError("; ".join(map(str, store.damaged_regions)))
 
 
-def _load_record(place: RecordLocation) -> CreditedTrajectory:
-    return _parse_record(place, unpack_member(place))
+def _load_record(location: RecordLocation) -> CreditedTrajectory:
+    return _parse_record(location, unpack_member(location))
 
 
-def _parse_record(place: RecordLocation, record: bytes) -> CreditedTrajectory:
-    where = f"line {place.offset + 1}" if place.is_plain else f"byte {place.offset}"
-    return parse_record(record, f"{place.path}, {where}", place.path.parent)
+def _parse_record(location: RecordLocation, record: bytes) -> CreditedTrajectory:
+    position = f"line {location.offset + 1}" if location.is_plain else f"byte {location.offset}"
+    return parse_record(record, f"{location.path}, {position}", location.path.parent)
 
 
 def _read_plain_entries(path: Path) -> Iterator[CreditedTrajectory]:

@@ -195,7 +195,7 @@ def from_record(record: TrajectoryRecord, folder: Path | None = None) -> Credite
             f"this release reads records of version {', '.join(map(str, READABLE))} that name their policy step"
         )
     # Old records are upgraded first, so that everything below knows only the current schema.
-    newest = record if version == SCHEMA_VERSION else upgraded(record)
+    newest = record if version == SCHEMA_VERSION else upgrade_record(record)
     # The file may come from a stranger: check types before any field is used.
     validate_types(newest, TrajectoryRecord)
     credit_L = tuple(LineCredit(c["reward"], c["advantage"], tuple(c["logprobs"])) for c in newest["credit"])
@@ -330,7 +330,7 @@ def validate_types(value: object, hint: object, where: str = "record") -> None:
     # An optional field: None, or the other type.
     elif get_origin(hint) is UnionType:
         if value is not None:
-            validate_types(value, next(each for each in get_args(hint) if each is not NoneType), where)
+            validate_types(value, next(option for option in get_args(hint) if option is not NoneType), where)
     elif isinstance(hint, type) and is_typeddict(hint):
         if not isinstance(value, dict):
             raise TypeError(f"{where} is {value!r:.80}")
@@ -347,15 +347,15 @@ def _validate_list(value: object, hint: object, where: str) -> None:
     if not isinstance(value, list | tuple) or (get_origin(hint) is tuple and len(value) != len(inner)):
         raise TypeError(f"{where} is {value!r:.80}")
     if get_origin(hint) is tuple:
-        for each, field in zip(value, inner, strict=True):
-            validate_types(each, field, where)
+        for item, field in zip(value, inner, strict=True):
+            validate_types(item, field, where)
     elif (kinds := _get_scalar_types(inner[0])) is not None:
         # Compare sets of types, because a list of token ids holds thousands of entries.
         if not kinds.issuperset(map(type, value)):
             raise TypeError(f"{where} holds something else: {value!r:.80}")
     else:
-        for each in value:
-            validate_types(each, inner[0], where)
+        for item in value:
+            validate_types(item, inner[0], where)
 
 
 @cache
@@ -367,8 +367,8 @@ def _get_fields(record: type) -> Mapping[str, object]:
 def _get_scalar_types(hint: object) -> frozenset[type] | None:
     """Return the JSON types of a scalar or optional scalar, or None for any other type."""
     if get_origin(hint) is UnionType:
-        parts = [_get_scalar_types(each) for each in get_args(hint)]
-        return None if None in parts else frozenset().union(*(part for part in parts if part is not None))
+        options = [_get_scalar_types(option) for option in get_args(hint)]
+        return None if None in options else frozenset().union(*(kinds for kinds in options if kinds is not None))
     return _SCALARS.get(hint)
 
 
@@ -384,7 +384,7 @@ _FAILURE_KINDS = {
 """Kinds of failures by the class names that old records hold."""
 
 
-def upgraded(record: TrajectoryRecord) -> TrajectoryRecord:
+def upgrade_record(record: TrajectoryRecord) -> TrajectoryRecord:
     """Return a record of an older version in the current schema, as far as its fields can be inferred."""
     newer = record.copy()
     newer["workspace"] = None
@@ -403,12 +403,12 @@ def upgraded(record: TrajectoryRecord) -> TrajectoryRecord:
 def _upgrade_segments(record: TrajectoryRecord) -> Iterator[SegmentRecord]:
     """Yield the segments with `cut` and `ran`, which versions 1 and 2 lacked."""
     buffer = LineBuffer()
-    before, _ = record["prompt"]
+    previous_text, _ = record["prompt"]
     for segment in record["segments"]:
         if "sampled" not in segment:
-            before = segment["observed"]
+            previous_text = segment["observed"]
             yield SegmentRecord(
-                observed=before, token_ids=segment["token_ids"], cut=_CUT_MARK.search(before) is not None
+                observed=previous_text, token_ids=segment["token_ids"], cut=_CUT_MARK.search(previous_text) is not None
             )
             continue
         lines: list[LineRecord] = []
@@ -416,15 +416,15 @@ def _upgrade_segments(record: TrajectoryRecord) -> Iterator[SegmentRecord]:
             newer = line.copy()
             # Text that follows no console prompt was run by a tool, so the console's input is unknown.
             if line["execution"] is not None:
-                newer["ran"] = list(buffer.feed(line["text"])) if _PROMPT_END.search(before) else []
+                newer["ran"] = list(buffer.feed(line["text"])) if _PROMPT_END.search(previous_text) else []
             lines.append(newer)
             # Within a segment, no observation and so no prompt precedes the next line.
-            before = ""
+            previous_text = ""
         yield SegmentRecord(sampled=lines)
 
 
 _WORKSPACES = "workspaces"
-_MOST_WORKSPACE_BYTES = 256 << 20
+_MAX_WORKSPACE_BYTES = 256 << 20
 """Read limit of a workspace in bytes; more than one may have."""
 
 _DIGEST = re.compile("[0-9a-f]{64}")
@@ -450,20 +450,20 @@ class StoredWorkspace:
                 f"the workspace {self.digest[:12]} was not stored with its trajectory; give the run's folder"
             )
         path = _get_workspace_path(self.folder, self.digest)
-        there = os.path.lexists(path)
+        exists = os.path.lexists(path)
         # The folder may come from a stranger: follow no link out of it and read no oversized file.
-        if there and (
-            not is_inside(self.folder, path) or not path.is_file() or path.stat().st_size > _MOST_WORKSPACE_BYTES
+        if exists and (
+            not is_inside(self.folder, path) or not path.is_file() or path.stat().st_size > _MAX_WORKSPACE_BYTES
         ):
             raise StoreError(f"the workspace {path} is no file of its run, or too large; copy it from its run")
         try:
-            found = path.read_bytes()
+            content = path.read_bytes()
         except OSError as error:
             raise StoreError(f"the workspace {path} cannot be read: {error.strerror}; copy it from its run") from error
-        digest = hashlib.sha256(found).hexdigest()
+        digest = hashlib.sha256(content).hexdigest()
         if digest != self.digest:
             raise StoreError(f"the workspace {path} is damaged: its digest is {digest[:12]}; copy it from its run")
-        return found
+        return content
 
     def __eq__(self, other: object) -> bool:
         return getattr(other, "digest", None) == self.digest

@@ -32,7 +32,7 @@ from repl_rl.trajectory.trajectory import Trajectory
 
 
 class StalenessSchedule:
-    """Start times of the steps of a run, with up to `ahead` steps in flight besides the current one.
+    """Start times of the steps of a run, with up to `ahead` steps in flight in addition to the current one.
 
     Weights n are those of the policy after n steps. With weights n, the rollouts of steps n to n + `ahead` may run.
     Step s starts with weights s - `ahead` at the earliest, and the policy trains on it at weights s.
@@ -45,7 +45,7 @@ class StalenessSchedule:
             steps: number of steps of the run; no later step starts.
         """
         self.max_staleness_steps = ahead
-        """Largest number of steps in flight besides the current one."""
+        """Largest number of steps in flight in addition to the current one."""
         self._steps = steps
         self._weights = self._next = -1
 
@@ -58,7 +58,7 @@ class StalenessSchedule:
             InvariantError: `weights` does not follow the number of the previous call.
         """
         if self._weights >= 0 and weights != self._weights + 1:
-            raise InvariantError(f"weights {weights} follow weights {self._weights}; tell of each step once, in order")
+            raise InvariantError(f"weights {weights} follow weights {self._weights}; report each step once, in order")
         # The last steps of a run start no further step: their range is empty.
         first = weights if self._weights < 0 else self._next
         self._weights, self._next = weights, max(first, min(weights + self.max_staleness_steps + 1, self._steps))
@@ -98,9 +98,13 @@ class FifoWindow:
         """
         return ahead + -(-(width - 1) // groups)
 
-    def get_available(self, begun: int) -> Sequence[int]:
-        """Return the groups that may be taken now, oldest first, out of the first `begun` groups."""
-        return [group for group in range(self._head, min(self._head + self.width, begun)) if group not in self._taken]
+    def get_available(self, started_count: int) -> Sequence[int]:
+        """Return the groups that may be taken now, oldest first, out of the first `started_count` groups."""
+        return [
+            group
+            for group in range(self._head, min(self._head + self.width, started_count))
+            if group not in self._taken
+        ]
 
     def mark_taken(self, group: int) -> None:
         """Mark a group as taken for training.
@@ -109,7 +113,9 @@ class FifoWindow:
             InvariantError: the group is outside the window, or was taken before.
         """
         if group in self._taken or not self._head <= group < self._head + self.width:
-            raise InvariantError(f"group {group} is none of those from {self._head} on that may be learned from")
+            raise InvariantError(
+                f"group {group} was taken already, or is outside the window that begins at {self._head}"
+            )
         self._taken.add(group)
         self._advance_head()
 
@@ -155,7 +161,7 @@ class InFlightSteps:
     ) -> None:
         """`saved` holds the later steps that were in flight when a resumed run was saved; see `from_state`."""
         self._source, self._shape, self._window, self._saved = source, shape, window, dict(saved)
-        self._begun: dict[int, list[str]] = {}
+        self._started: dict[int, list[str]] = {}
         """Task ids per step, one per rollout."""
 
     @classmethod
@@ -182,7 +188,7 @@ class InFlightSteps:
             for step in range(first, max([now, *saved]) + 1)
             for group in (saved[step].learned_groups if step in saved else range(shape.groups if step < now else 0))
         ]
-        later = {step: of for step, of in saved.items() if step >= now}
+        later = {step: saved_step for step, saved_step in saved.items() if step >= now}
         in_flight = cls(source, shape, FifoWindow(width, first * shape.groups, taken), later)
         for step in sorted(saved.keys() - later.keys()):
             in_flight._resume_step(step, saved[step])
@@ -193,7 +199,7 @@ class InFlightSteps:
         self._resume_step(step, self._saved.pop(step) if step in self._saved else _SavedStep(list(tasks()), {}, ()))
 
     def _resume_step(self, step: int, saved: _SavedStep) -> None:
-        self._begun[step] = saved.tasks
+        self._started[step] = saved.tasks
         if self._get_remaining_groups(step):
             self._source.start_rollouts(saved.tasks, self._compute_policy_step(step), saved.finished)
 
@@ -204,11 +210,11 @@ class InFlightSteps:
         """
         taken = sorted(self._take_next_group() for _ in range(self._shape.groups))
         by_step = groupby(taken, lambda group: group // self._shape.groups)
-        played = [t for step, groups in by_step for t in self._collect_rollouts(step, list(groups))]
-        self._begun = {
-            step: tasks for step, tasks in self._begun.items() if step > now or self._get_remaining_groups(step)
+        rollouts = [t for step, groups in by_step for t in self._collect_rollouts(step, list(groups))]
+        self._started = {
+            step: tasks for step, tasks in self._started.items() if step > now or self._get_remaining_groups(step)
         }
-        return played
+        return rollouts
 
     def _compute_policy_step(self, step: int) -> int:
         return step * self._shape.optimizer_steps
@@ -225,50 +231,50 @@ class InFlightSteps:
 
     def _take_next_group(self) -> int:
         """Take the next group: the oldest one, or with a window the first one that ends."""
-        open_ = self._window.get_available((max(self._begun) + 1) * self._shape.groups)
+        available = self._window.get_available((max(self._started) + 1) * self._shape.groups)
         number = 0
         if self._window.width > 1:
-            steps = [self._compute_policy_step(group // self._shape.groups) for group in open_]
+            steps = [self._compute_policy_step(group // self._shape.groups) for group in available]
             number = self._windowed_source.wait_for_first_group(
-                [(s, self._shape.get_rollout_numbers(g)) for s, g in zip(steps, open_, strict=True)]
+                [(s, self._shape.get_rollout_numbers(g)) for s, g in zip(steps, available, strict=True)]
             )
-        self._window.mark_taken(open_[number])
-        return open_[number]
+        self._window.mark_taken(available[number])
+        return available[number]
 
     def _collect_rollouts(self, step: int, groups: Sequence[int]) -> list[Trajectory]:
         """Return the rollouts of groups of `step` that have been taken."""
-        tasks, policy_step = self._begun[step], self._compute_policy_step(step)
+        tasks, policy_step = self._started[step], self._compute_policy_step(step)
         numbers = [number for group in groups for number in self._shape.get_rollout_numbers(group)]
         ended = self._windowed_source.get_ended_groups(policy_step) if self._get_remaining_groups(step) else {}
         # No group of the step is left, or an error ended all its rollouts: `collect` returns them, or raises the error.
         if not all(number in ended for number in numbers):
-            whole = self._source.collect(tasks, policy_step)
-            validate_rollouts(whole, tasks, policy_step)
-            ended = dict(enumerate(whole))
-        played = [ended[number] for number in numbers]
-        validate_rollouts(played, [tasks[number] for number in numbers], policy_step)
-        return played
+            step_rollouts = self._source.collect(tasks, policy_step)
+            validate_rollouts(step_rollouts, tasks, policy_step)
+            ended = dict(enumerate(step_rollouts))
+        rollouts = [ended[number] for number in numbers]
+        validate_rollouts(rollouts, [tasks[number] for number in numbers], policy_step)
+        return rollouts
 
     def state_dict(self) -> str:
         """Return the in-flight steps, their finished rollouts and their taken groups, as JSON."""
-        return json.dumps({step: self._describe_step(step, tasks) for step, tasks in self._begun.items()})
+        return json.dumps({step: self._describe_step(step, tasks) for step, tasks in self._started.items()})
 
     def _describe_step(self, step: int, tasks: Sequence[str]) -> Mapping[str, object]:
-        left = self._get_remaining_groups(step)
-        finished = self._source.get_finished_rollouts(self._compute_policy_step(step)) if left else {}
+        remaining = self._get_remaining_groups(step)
+        finished = self._source.get_finished_rollouts(self._compute_policy_step(step)) if remaining else {}
         # A record holds only the name of a workspace, and a child's workspace cannot be found by its task. So rollouts
         # with such children run again.
-        kept = {n: t for n, t in finished.items() if all(child.workspace is None for child in t.children)}
-        learned = [n for n in range(self._shape.groups) if step * self._shape.groups + n not in left]
+        storable = {n: t for n, t in finished.items() if all(child.workspace is None for child in t.children)}
+        learned = [n for n in range(self._shape.groups) if step * self._shape.groups + n not in remaining]
         return {
             "tasks": tasks,
-            "finished": {n: to_record(CreditedTrajectory(t)) for n, t in kept.items()},
+            "finished": {n: to_record(CreditedTrajectory(t)) for n, t in storable.items()},
             "learned": learned,
         }
 
 
 class AsyncGroups(GroupSampler):
-    """Group sampler with async rollouts: later steps run in the background, as far as the lead allows.
+    """Group sampler with async rollouts: later steps run in the background, as far as the schedule allows.
 
     Tasks are drawn when a step begins, in order, and seeds follow from step and task. So the order in which rollouts
     finish does not change the groups. With a FIFO window, it decides only which step trains on a group. Finished
@@ -280,7 +286,7 @@ class AsyncGroups(GroupSampler):
         source: RolloutSource,
         size: int,
         accelerator: Accelerator,
-        lead: StalenessSchedule,
+        schedule: StalenessSchedule,
         optimizer_steps: int,
         upcoming: Callable[[], Iterator[Sequence[str]]],
         curriculum: Curriculum | None = None,
@@ -291,7 +297,7 @@ class AsyncGroups(GroupSampler):
             source: rollout source.
             size: rollouts per group.
             accelerator: accelerator of this process, the only one of the run.
-            lead: schedule that decides which steps may begin.
+            schedule: schedule that decides which steps may begin.
             optimizer_steps: optimizer steps per step.
             upcoming: returns the tasks of the current step, then of each later one; called once, in the first step.
             curriculum: chooses other tasks in their place. None keeps them.
@@ -311,15 +317,15 @@ class AsyncGroups(GroupSampler):
                 "trainer.groups", "window", "this source of rollouts has no `wait_for_first_group`; leave it out"
             )
         # TRL asks for the tasks of a step when it begins, so later steps need a preview of its order.
-        self._lead, self._optimizer_steps = lead, optimizer_steps
-        self._early, self._upcoming = source, upcoming
+        self._schedule, self._optimizer_steps = schedule, optimizer_steps
+        self._async_source, self._upcoming = source, upcoming
         self._slots: Iterator[Sequence[str]] | None = None
-        self._named: dict[int, list[str]] = {}
+        self._expected_tasks: dict[int, list[str]] = {}
         """Task ids that TRL will pass for later steps, by step."""
         self._groups = 0
         """Groups per step, known from the first call of `collect` on."""
         self._in_flight: InFlightSteps | None = None
-        self._memory = "{}"
+        self._saved_state = "{}"
 
     def collect(self, slots: Sequence[str], step: int) -> tuple[Trajectory, ...]:
         """Start the rollouts of later steps, and return those of this one; see `GroupSampler.collect`."""
@@ -328,36 +334,38 @@ class AsyncGroups(GroupSampler):
         if self._in_flight is None:
             self._groups = len(slots) // self._size
             shape = StepLayout(self._groups, self._size, self._optimizer_steps)
-            self._in_flight = InFlightSteps.from_state(self._early, shape, self._window_width, self._memory, now)
-        # Start each step that the lead allows from now on. In the first call, the current step is one of them.
-        for later in self._lead.start_steps(now):
+            self._in_flight = InFlightSteps.from_state(
+                self._async_source, shape, self._window_width, self._saved_state, now
+            )
+        # Start each step that the schedule allows from now on. In the first call, the current step is one of them.
+        for later in self._schedule.start_steps(now):
             self._slots = self._slots or self._upcoming()
-            self._named[later] = upcoming = list(next(self._slots))
+            self._expected_tasks[later] = upcoming = list(next(self._slots))
             self._in_flight.start_step(later, partial(self._choose_tasks, upcoming))
         # Rollouts began with predicted tasks, so TRL must now ask for the same ones.
-        if (named := self._named.pop(now)) != list(slots):
-            raise InvariantError(f"step {now} has the tasks {list(slots)}, and began with those for {named}")
+        if (expected := self._expected_tasks.pop(now)) != list(slots):
+            raise InvariantError(f"step {now} has the tasks {list(slots)}, and started with {expected}")
         return tuple(_set_policy_step(t, step) for t in self._in_flight.take_step_rollouts(now))
 
     @property
     def max_staleness(self) -> int:
         """Largest staleness of a line that is trained on, in steps."""
-        return FifoWindow.compute_max_staleness(self._window_width, self._lead.max_staleness_steps, self._groups)
+        return FifoWindow.compute_max_staleness(self._window_width, self._schedule.max_staleness_steps, self._groups)
 
     @property
     def _window_width(self) -> int:
-        return FifoWindow.compute_width(self._share, self._lead.max_staleness_steps, self._groups)
+        return FifoWindow.compute_width(self._share, self._schedule.max_staleness_steps, self._groups)
 
     def _choose_tasks(self, slots: Sequence[str]) -> Sequence[str]:
         return assign_tasks(self._curriculum, slots, self._size) if self._curriculum is not None else slots
 
     def state_dict(self) -> str:
         """Return the state of the in-flight steps, as JSON."""
-        return self._memory if self._in_flight is None else self._in_flight.state_dict()
+        return self._saved_state if self._in_flight is None else self._in_flight.state_dict()
 
     def load_state_dict(self, memory: str) -> None:
         """Restore the state that `state_dict` returned, at the next call of `collect`."""
-        self._memory = memory
+        self._saved_state = memory
 
 
 def _set_policy_step(t: Trajectory, step: int) -> Trajectory:
@@ -368,38 +376,49 @@ def _set_policy_step(t: Trajectory, step: int) -> Trajectory:
 
 
 def add_probe_mismatch(
-    trainer: GRPOTrainer, gap: LogprobMismatch, source: RolloutSource, rollouts: Sequence[Trajectory], step: int
+    trainer: GRPOTrainer, mismatch: LogprobMismatch, source: RolloutSource, rollouts: Sequence[Trajectory], step: int
 ) -> LogprobMismatch:
-    """Return `gap` with the logprob mismatch of probe lines, which `source` samples now on a task of `rollouts`.
+    """Return `mismatch` with the logprob mismatch of probe lines, which `source` samples now on a task of `rollouts`.
 
-    If no rollout is trained on, or `source` cannot probe, `gap` is returned as it is.
+    If no rollout is trained on, or `source` cannot probe, `mismatch` is returned as it is.
 
     Raises:
         WeightSyncError: a probe line comes from other weights than those of `step`.
     """
     task_id = next((t.task_id for t in rollouts if t.trainable), None)
     if task_id is None or not isinstance(source, AsyncRolloutSource):
-        return gap
-    found = source.sample_probe_lines(task_id)
-    for written in found:
-        if (wrote := written.lines[0].policy_step) != step:
-            raise WeightSyncError(f"the engine has weights of policy step {wrote} while the trainer is at {step}")
-    each = [_compute_logprob_distance(trainer, written) for written in found]
+        return mismatch
+    probes = source.sample_probe_lines(task_id)
+    for probe in probes:
+        if (probe_step := probe.lines[0].policy_step) != step:
+            raise WeightSyncError(f"the engine has weights of policy step {probe_step} while the trainer is at {step}")
+    gaps = [_compute_logprob_distance(trainer, probe) for probe in probes]
     # The first token follows the prompt, so it counts as a token after an observation.
-    first, others, apart = torch.cat([one[:1] for one in each]), torch.cat([one[1:] for one in each]), torch.cat(each)
-    elsewhere = others.mean().item() if len(others) else 0.0
-    mean, most, after = apart.mean().item(), apart.max().item(), first.mean().item()
-    return replace(gap, mean=mean, max=most, after_observation=after, elsewhere=elsewhere, tokens=float(len(apart)))
+    first_tokens, later_tokens, all_tokens = (
+        torch.cat([gap[:1] for gap in gaps]),
+        torch.cat([gap[1:] for gap in gaps]),
+        torch.cat(gaps),
+    )
+    elsewhere = later_tokens.mean().item() if len(later_tokens) else 0.0
+    mean, largest, after_observation = all_tokens.mean().item(), all_tokens.max().item(), first_tokens.mean().item()
+    return replace(
+        mismatch,
+        mean=mean,
+        max=largest,
+        after_observation=after_observation,
+        elsewhere=elsewhere,
+        tokens=float(len(all_tokens)),
+    )
 
 
 @torch.no_grad()
-def _compute_logprob_distance(trainer: GRPOTrainer, written: Trajectory) -> torch.Tensor:
+def _compute_logprob_distance(trainer: GRPOTrainer, probe: Trajectory) -> torch.Tensor:
     """Return the absolute difference between the log probabilities of a probe line and the trainer's, nats, (T,)."""
-    ids = torch.tensor([[*written.prompt.token_ids, *written.completion_ids]], device=trainer.accelerator.device)
-    sampled = torch.tensor([written.logprobs_T()], device=ids.device)
+    ids = torch.tensor([[*probe.prompt.token_ids, *probe.completion_ids]], device=trainer.accelerator.device)
+    sampled = torch.tensor([probe.logprobs_T()], device=ids.device)
     # TRL's method, because our override knows only the rows of a step.
     scores = GRPOTrainer._get_per_token_logps_and_entropies
     with trainer.accelerator.autocast():
         logprobs, _, _ = scores(trainer, trainer.model_wrapped, ids, torch.ones_like(ids), sampled.size(1))
-    apart: torch.Tensor = (logprobs.float() - sampled)[0].abs()
-    return apart
+    distance: torch.Tensor = (logprobs.float() - sampled)[0].abs()
+    return distance

@@ -45,7 +45,7 @@ from repl_rl.utils.timeouts import DaemonThread
 
 log = logging.getLogger(__name__)
 
-SAID, STEPS, TENSORS = "state.json", "trainer_state.json", "tensors.pt"
+METADATA_FILE, TRAINER_STATE_FILE, TENSORS_FILE = "state.json", "trainer_state.json", "tensors.pt"
 """Files of a state: metadata of repl_rl, trainer state of transformers (which reads this name), and tensors.
 
 The tensors are weights, optimizer, learning rate schedule and random generators.
@@ -81,21 +81,25 @@ class StepSnapshot:
     task_sampler_state: torch.Tensor
     """State of the task sampler's generator, at the start of the epoch of the next step."""
 
-    def save(self, folder: Path, learned: TensorTree) -> None:
-        """Write the snapshot, with weights and optimizer in `learned`, as `folder/NNNNNN`.
+    def save(self, folder: Path, trained_tensors: TensorTree) -> None:
+        """Write the snapshot, with weights and optimizer in `trained_tensors`, as `folder/NNNNNN`.
 
         Raises:
             ConfigError: the state cannot be written.
         """
         catch_errors = partial(catch_os_errors, "folder", folder, "the run's state", ", then --resume")
 
-        def fill_folder(made: Path) -> None:
-            own = {"schedule": self.scheduler_state, "randoms": self.rng_states, "order": self.task_sampler_state}
+        def fill_folder(target: Path) -> None:
+            other_tensors = {
+                "schedule": self.scheduler_state,
+                "randoms": self.rng_states,
+                "order": self.task_sampler_state,
+            }
             # Errors of torch are explained here, because the search for their cause needs the unfinished folder.
             with catch_errors():
-                torch.save({**learned, **own}, made / TENSORS)
-            (made / SAID).write_text(json.dumps(self.metadata) + "\n", encoding="utf-8")
-            (made / STEPS).write_text(json.dumps(asdict(self.trainer_state)) + "\n", encoding="utf-8")
+                torch.save({**trained_tensors, **other_tensors}, target / TENSORS_FILE)
+            (target / METADATA_FILE).write_text(json.dumps(self.metadata) + "\n", encoding="utf-8")
+            (target / TRAINER_STATE_FILE).write_text(json.dumps(asdict(self.trainer_state)) + "\n", encoding="utf-8")
 
         with catch_errors():
             write_folder_durably(folder / f"{self.step:06d}", fill_folder)
@@ -114,14 +118,14 @@ class TrainingState:
 
     def load_tensors(self) -> dict[str, object]:
         """Load weights, optimizer, learning rate schedule and random generators to the CPU."""
-        found: dict[str, object] = torch.load(self.folder / TENSORS, map_location="cpu", weights_only=True)
-        return found
+        tensors: dict[str, object] = torch.load(self.folder / TENSORS_FILE, map_location="cpu", weights_only=True)
+        return tensors
 
 
-def find_newest_state(folder: Path, tell: Callable[[str], None] = log.warning) -> TrainingState | None:
+def find_newest_state(folder: Path, warn: Callable[[str], None] = log.warning) -> TrainingState | None:
     """Return the newest complete state in `folder`, or None. The warning callback receives a line per damaged state."""
-    found = find_newest_intact(list_states(folder), tell)
-    return None if found is None else _read_state(found)
+    path = find_newest_intact(list_states(folder), warn)
+    return None if path is None else _read_state(path)
 
 
 @contextmanager
@@ -153,15 +157,15 @@ def open_run(folder: RunFolder, settings: str, resume: bool, main: bool = True) 
 
 def list_states(folder: Path) -> list[Path]:
     """Return the folders of states, oldest first."""
-    return sorted(place for place in folder.glob("[0-9]" * 6) if place.is_dir())
+    return sorted(path for path in folder.glob("[0-9]" * 6) if path.is_dir())
 
 
 def read_part_states(folder: Path, part: str) -> Iterator[str]:
     """Yield the saved state of a part of the main process from each readable state, oldest first, as JSON."""
-    for place in list_states(folder):
+    for path in list_states(folder):
         # A state may be damaged, or another thread may be removing it.
         with suppress(OSError, ValueError, KeyError):
-            metadata = json.loads((place / SAID).read_text(encoding="utf-8"))["said"]
+            metadata = json.loads((path / METADATA_FILE).read_text(encoding="utf-8"))["said"]
             yield json.loads(metadata["parts"])[part][0]
 
 
@@ -170,16 +174,16 @@ def remove_old_states(folder: Path, keep: int) -> None:
     remove_all_but_newest(list_states(folder), keep)
 
 
-def _read_state(place: Path) -> TrainingState:
+def _read_state(path: Path) -> TrainingState:
     """Read the metadata of a state, and warn if packages have changed since it was saved."""
-    metadata = json.loads((place / SAID).read_text(encoding="utf-8"))
+    metadata = json.loads((path / METADATA_FILE).read_text(encoding="utf-8"))
     # Other packages are allowed, but they may round differently.
-    now = collect_versions()
-    if (then := metadata["versions"]) != now:
-        changed = ", ".join(f"{name} {then.get(name)} -> {now.get(name)}" for name in sorted({*then, *now})
-                            if then.get(name) != now.get(name))  # fmt: skip
-        log.warning("the run goes on with other packages than it was saved with (%s): figures can differ", changed)
-    return TrainingState(place, metadata["said"], metadata["step"], metadata["policy_step"], metadata["processes"])
+    current = collect_versions()
+    if (saved := metadata["versions"]) != current:
+        changed = ", ".join(f"{name} {saved.get(name)} -> {current.get(name)}" for name in sorted({*saved, *current})
+                            if saved.get(name) != current.get(name))  # fmt: skip
+        log.warning("the run resumes with other packages than it was saved with (%s): metrics can differ", changed)
+    return TrainingState(path, metadata["said"], metadata["step"], metadata["policy_step"], metadata["processes"])
 
 
 def get_rng_state() -> TensorTree:
@@ -194,10 +198,10 @@ def get_rng_state() -> TensorTree:
     }
 
 
-def set_rng_state(saved: TensorTree) -> None:
+def set_rng_state(state: TensorTree) -> None:
     """Restore the random generators of this process to the states that `get_rng_state` returned."""
     # Loaded values have no static type, so check each before use.
-    python, cpu, devices, numbers = (saved[name] for name in ("python", "torch", "devices", "numpy"))
+    python, cpu, devices, numbers = (state[name] for name in ("python", "torch", "devices", "numpy"))
     assert isinstance(python, tuple)
     assert isinstance(numbers, tuple)
     assert isinstance(cpu, torch.Tensor)
@@ -216,12 +220,12 @@ def copy_tensors(value: object, keep: bool = True) -> object:
     another process keeps them.
     """
     if isinstance(value, torch.Tensor):
-        whole = gather_full_tensor(value.detach())
-        return whole.to("cpu", copy=True) if keep else None
+        full = gather_full_tensor(value.detach())
+        return full.to("cpu", copy=True) if keep else None
     if isinstance(value, Mapping):
-        return {key: copy_tensors(one, keep) for key, one in value.items()}
+        return {key: copy_tensors(item, keep) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(copy_tensors(one, keep) for one in value)
+        return type(value)(copy_tensors(item, keep) for item in value)
     return value
 
 
@@ -230,8 +234,8 @@ def get_trained_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     frozen = {name for name, _ in model.named_parameters(remove_duplicate=False)} - weights.keys()
     # `state_dict` leaves out buffers that are not persistent.
-    kept = model.state_dict()
-    buffers = {name: kept[name] for name, _ in model.named_buffers() if name in kept and name not in frozen}
+    state = model.state_dict()
+    buffers = {name: state[name] for name, _ in model.named_buffers() if name in state and name not in frozen}
     return weights | buffers
 
 
@@ -243,32 +247,32 @@ def load_trained_weights(model: PreTrainedModel, saved: object) -> None:
         ConfigError: the model trains other weights.
     """
     assert isinstance(saved, dict)
-    own = get_trained_weights(model)
-    if other := sorted(own.keys() ^ saved.keys()):
-        raise ConfigError("model", type(model).__name__, f"the saved run trains other weights, {other[0]} first")
-    for name, weight in own.items():
+    weights = get_trained_weights(model)
+    if differing := sorted(weights.keys() ^ saved.keys()):
+        raise ConfigError("model", type(model).__name__, f"the saved run trains other weights, {differing[0]} first")
+    for name, weight in weights.items():
         weight.copy_(shard_like(saved[name], weight))
 
 
-def find_difference(mine: object, saved: object, name: str = "") -> str:
-    """Return the dotted name of the first bitwise difference between `mine` and `saved`, or "" if they are equal.
+def find_difference(current: object, saved: object, name: str = "") -> str:
+    """Return the dotted name of the first bitwise difference between `current` and `saved`, or "" if they are equal.
 
-    `saved` is on the CPU; one tensor of `mine` at a time is copied there. With sharded tensors, all processes call this
-    together.
+    `saved` is on the CPU; one tensor of `current` at a time is copied there. With sharded tensors, all processes call
+    this together.
     """
-    if isinstance(mine, torch.Tensor) and isinstance(saved, torch.Tensor):
-        here = gather_full_tensor(mine.detach()).cpu()
-        same = here.dtype == saved.dtype and here.shape == saved.shape
-        return "" if same and torch.equal(_view_as_bits(here), _view_as_bits(saved)) else name
+    if isinstance(current, torch.Tensor) and isinstance(saved, torch.Tensor):
+        full = gather_full_tensor(current.detach()).cpu()
+        same = full.dtype == saved.dtype and full.shape == saved.shape
+        return "" if same and torch.equal(_view_as_bits(full), _view_as_bits(saved)) else name
     # Compare containers entry by entry, and everything else by value.
-    if isinstance(mine, Mapping) and isinstance(saved, Mapping) and mine.keys() == saved.keys():
-        below = ((mine[key], saved[key], key) for key in mine)
-    elif isinstance(mine, list | tuple) and isinstance(saved, list | tuple) and len(mine) == len(saved):
-        below = ((one, other, number) for number, (one, other) in enumerate(zip(mine, saved, strict=True)))
+    if isinstance(current, Mapping) and isinstance(saved, Mapping) and current.keys() == saved.keys():
+        entries = ((current[key], saved[key], key) for key in current)
+    elif isinstance(current, list | tuple) and isinstance(saved, list | tuple) and len(current) == len(saved):
+        entries = ((left, right, number) for number, (left, right) in enumerate(zip(current, saved, strict=True)))
     else:
-        return "" if mine == saved else name
-    found = (find_difference(one, other, f"{name}.{key}".lstrip(".")) for one, other, key in below)
-    return next((where for where in found if where), "")
+        return "" if current == saved else name
+    differences = (find_difference(left, right, f"{name}.{key}".lstrip(".")) for left, right, key in entries)
+    return next((difference for difference in differences if difference), "")
 
 
 def _view_as_bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -277,7 +281,7 @@ def _view_as_bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 _OTHER_PROCESSES = (
-    "tasks, weights and moments are the same, figures differ by rounding, and engines that draw by chance draw anew"
+    "tasks, weights and optimizer state are the same; metrics differ by rounding, and engines sample anew"
 )
 """Warning about a run that resumes with another number of processes."""
 
@@ -292,31 +296,31 @@ class CheckpointManager:
     def __init__(
         self,
         folder: Path,
-        saving: CheckpointSchedule,
+        schedule: CheckpointSchedule,
         state: TrainingState | None = None,
-        said: Callable[[], str] = lambda: "null",
+        describe_run: Callable[[], str] = lambda: "null",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
             folder: folder of the saved states, which may not exist yet.
-            saving: interval between saves, and the number of states to keep.
+            schedule: interval between saves, and the number of states to keep.
             state: state to resume from. None starts at the beginning.
-            said: returns what the caller needs to resume, as JSON.
+            describe_run: returns what the caller needs to resume, as JSON.
             clock: returns a time in seconds.
         """
         self.folder = folder
         self.state = state
-        self._saving, self._said = saving, said
-        self._timer = CheckpointTimer(saving, clock)
+        self._schedule, self._describe_run = schedule, describe_run
+        self._timer = CheckpointTimer(schedule, clock)
         self._versions = collect_versions()
         self._parts: dict[str, Stateful] = {}
-        self._boundary: StepSnapshot | None = None
+        self._snapshot: StepSnapshot | None = None
         # Numbers of the last step that was saved, and of the last one that was handled.
-        self._written = self._ended = -1
+        self._saved_step = self._handled_step = -1
         # True from the first optimizer step of a step until the step has ended.
-        self._moved = False
-        self._writing: DaemonThread[float] | None = None
+        self._in_step = False
+        self._save_thread: DaemonThread[float] | None = None
         self._tensors: dict[str, object] = {}
 
     def attach_trainer(self, trainer: GRPOTrainer, parts: Mapping[str, object]) -> None:
@@ -331,14 +335,14 @@ class CheckpointManager:
         self._parts = {name: part for name, part in parts.items() if isinstance(part, Stateful)}
         if self.state is None:
             return
-        here, me = trainer.accelerator.num_processes, trainer.accelerator.process_index
-        if self.state.processes != here and trainer.accelerator.is_main_process:
-            log.warning("saved by %d processes, gone on with by %d: %s", self.state.processes, here, _OTHER_PROCESSES)
+        processes, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
+        if self.state.processes != processes and trainer.accelerator.is_main_process:
+            log.warning("saved by %d processes, resumed by %d: %s", self.state.processes, processes, _OTHER_PROCESSES)
         self._tensors = self.state.load_tensors()
-        memories: dict[str, list[str]] = json.loads(self.state.metadata["parts"])
+        states: dict[str, list[str]] = json.loads(self.state.metadata["parts"])
         for name, part in self._parts.items():
-            if saved := memories.get(name):
-                part.load_state_dict(saved[me if me < len(saved) else 0])
+            if saved := states.get(name):
+                part.load_state_dict(saved[rank if rank < len(saved) else 0])
 
     def on_train_begin(self, trainer: GRPOTrainer) -> None:
         """Save the initial state, or check the restored one; called when training begins.
@@ -346,7 +350,7 @@ class CheckpointManager:
         Raises:
             ReplRLError: weights or optimizer differ from the restored state.
         """
-        self._ended = trainer.steps_done
+        self._handled_step = trainer.steps_done
         # The first epoch of a resumed run repeats the order of the saved one.
         if self.state is not None:
             order = self._tensors["order"]
@@ -362,44 +366,44 @@ class CheckpointManager:
 
     def on_epoch_begin(self, trainer: GRPOTrainer) -> None:
         """Copy the random generator of the task order; called before an epoch, which draws its whole order at once."""
-        self._order = trainer.task_sampler.generator.get_state()
+        self._task_order = trainer.task_sampler.generator.get_state()
 
     def on_pre_optimizer_step(self) -> None:
         """Delay interrupts until the step is reported and saved; called before each optimizer step."""
-        if not self._moved:
+        if not self._in_step:
             hold_signals()
-        self._moved = True
+        self._in_step = True
 
     def on_step_end(self, trainer: GRPOTrainer) -> None:
         """Save the state if a step has ended and a save is due; called after each optimizer step and its callbacks."""
         # Skip optimizer steps inside a step, and a step that has been handled.
-        if trainer.state.global_step % trainer.args.logging_steps or trainer.steps_done == self._ended:
+        if trainer.state.global_step % trainer.args.logging_steps or trainer.steps_done == self._handled_step:
             return
-        self._ended = trainer.steps_done
+        self._handled_step = trainer.steps_done
         last = trainer.state.global_step >= trainer.args.max_steps
         if self._broadcast_decision(trainer, self._timer.is_due() or last):
             self._save_snapshot(trainer, self._take_snapshot(trainer), wait=last)
         # No save is due, but `save_on_exit` may need a copy, which only a run of one process can save.
         elif trainer.accelerator.num_processes == 1:
-            self._boundary = self._take_snapshot(trainer)
+            self._snapshot = self._take_snapshot(trainer)
         # The step is complete, so an interrupt may end the run again.
-        if self._moved:
-            self._moved = False
+        if self._in_step:
+            self._in_step = False
             release_signals()
 
     def save_on_exit(self, trainer: GRPOTrainer) -> None:
         """Save the last completed step, if possible; called when training stops for any reason."""
         with defer_signals():
-            if self._moved:
+            if self._in_step:
                 release_signals()
-            if self._boundary is None or trainer.accelerator.num_processes > 1:
+            if self._snapshot is None or trainer.accelerator.num_processes > 1:
                 return
             try:
                 self.wait()
                 # After an optimizer step, the weights no longer belong to the copied state.
-                if self._boundary.step != self._written and not self._moved:
-                    self._boundary.save(self.folder, _copy_trained_tensors(trainer))
-                    remove_old_states(self.folder, self._saving.keep_last)
+                if self._snapshot.step != self._saved_step and not self._in_step:
+                    self._snapshot.save(self.folder, _copy_trained_tensors(trainer))
+                    remove_old_states(self.folder, self._schedule.keep_last)
             except ConfigError as error:
                 log.warning("%s", error)  # raising would hide the reason for the stop
 
@@ -409,13 +413,13 @@ class CheckpointManager:
         Raises:
             ConfigError: the state could not be written.
         """
-        if self._writing is not None:
-            writing, self._writing = self._writing, None
+        if self._save_thread is not None:
+            writing, self._save_thread = self._save_thread, None
             try:
                 self._timer.record_cost(writing.future.result())
             except ConfigError:
                 # `save_on_exit` may try to write this step again.
-                self._written = -1
+                self._saved_step = -1
                 raise
 
     def load_model_state(self, trainer: GRPOTrainer) -> None:
@@ -433,15 +437,17 @@ class CheckpointManager:
         """Restore the random generators of this process; a rank that the saved run did not have keeps its own."""
         randoms = self._tensors.pop("randoms")
         assert isinstance(randoms, list)
-        if (me := trainer.accelerator.process_index) < len(randoms):
-            set_rng_state(randoms[me])
+        if (rank := trainer.accelerator.process_index) < len(randoms):
+            set_rng_state(randoms[rank])
 
     def _verify_loaded_state(self, trainer: GRPOTrainer, state: TrainingState) -> None:
         """Check weights and optimizer against the saved state; under FSDP, all processes check each tensor together."""
-        for name, mine in _get_trained_tensors(trainer).items():
-            if where := find_difference(mine, self._tensors[name], name):
-                raise ReplRLError(f"{where} is not what the state {state.folder} holds; nothing was trained from it")
-        log.info("state of step %d taken up: weights and optimizer are what was saved, bit for bit", state.step)
+        for name, tensors in _get_trained_tensors(trainer).items():
+            if difference := find_difference(tensors, self._tensors[name], name):
+                raise ReplRLError(
+                    f"{difference} differs from the saved state {state.folder}; no step was trained from it"
+                )
+        log.info("restored the state of step %d: weights and optimizer equal the saved ones, bit for bit", state.step)
 
     def _broadcast_decision(self, trainer: GRPOTrainer, due: bool) -> bool:
         """Return the main process's decision, because clocks differ between processes."""
@@ -453,39 +459,39 @@ class CheckpointManager:
 
     def _take_snapshot(self, trainer: GRPOTrainer) -> StepSnapshot:
         """Copy the state at the end of a step, without weights and optimizer."""
-        step, counted = trainer.steps_done, trainer.state
+        step, trainer_state = trainer.steps_done, trainer.state
         parts = {name: gather_object([part.state_dict()]) for name, part in self._parts.items()}
         metadata = {
             "step": step,
-            "policy_step": counted.global_step,
+            "policy_step": trainer_state.global_step,
             "processes": trainer.accelerator.num_processes,
             "versions": self._versions,
-            "said": {"parts": json.dumps(parts), "run": self._said()},
+            "said": {"parts": json.dumps(parts), "run": self._describe_run()},
         }
-        counted = replace(counted, log_history=[], stateful_callbacks={})  # metrics.jsonl has the metrics
+        trainer_state = replace(trainer_state, log_history=[], stateful_callbacks={})  # metrics.jsonl has the metrics
         schedule = copy_tensors(trainer.lr_scheduler.state_dict())
         # Inside an epoch, a resumed run draws the order of this epoch again, from the generator at its beginning.
-        within = not float(counted.epoch or 0).is_integer()
-        order = self._order if within else trainer.task_sampler.generator.get_state()
-        return StepSnapshot(step, metadata, counted, schedule, gather_object([get_rng_state()]), order)
+        inside_epoch = not float(trainer_state.epoch or 0).is_integer()
+        order = self._task_order if inside_epoch else trainer.task_sampler.generator.get_state()
+        return StepSnapshot(step, metadata, trainer_state, schedule, gather_object([get_rng_state()]), order)
 
-    def _save_snapshot(self, trainer: GRPOTrainer, boundary: StepSnapshot, wait: bool = False) -> None:
+    def _save_snapshot(self, trainer: GRPOTrainer, snapshot: StepSnapshot, wait: bool = False) -> None:
         """Copy weights and optimizer, and let a thread of the main process write the whole state."""
         # Wait for the previous save, so that only one thread writes.
         self.wait()
-        began_s = time.perf_counter()
-        self._boundary, self._written = boundary, boundary.step
-        learned = _copy_trained_tensors(trainer)
+        start_s = time.perf_counter()
+        self._snapshot, self._saved_step = snapshot, snapshot.step
+        trained_tensors = _copy_trained_tensors(trainer)
         if trainer.accelerator.is_main_process:
-            copied_s = time.perf_counter() - began_s
+            copied_s = time.perf_counter() - start_s
 
             def write_snapshot() -> float:
-                boundary.save(self.folder, learned)
-                remove_old_states(self.folder, self._saving.keep_last)
+                snapshot.save(self.folder, trained_tensors)
+                remove_old_states(self.folder, self._schedule.keep_last)
                 # Cost of the save: wall clock time of the copy, and processor time of the thread.
                 return copied_s + time.thread_time()
 
-            self._writing = DaemonThread(write_snapshot, "state of the run")
+            self._save_thread = DaemonThread(write_snapshot, "state of the run")
         self._timer.mark_saved()
         if wait:
             self.wait()
@@ -505,14 +511,14 @@ def _copy_trained_tensors(trainer: GRPOTrainer) -> TensorTree:
     main = trainer.accelerator.is_main_process
     if not (main or trainer.is_fsdp_enabled):
         return {}
-    return {name: copy_tensors(learning, main) for name, learning in _get_trained_tensors(trainer).items()}
+    return {name: copy_tensors(value, main) for name, value in _get_trained_tensors(trainer).items()}
 
 
 class CheckpointCallback(TrainerCallback):
     """Trainer callback that calls the checkpoint manager."""
 
-    def __init__(self, keeper: CheckpointManager, trainer: GRPOTrainer) -> None:
-        self._keeper, self._trainer = keeper, trainer
+    def __init__(self, manager: CheckpointManager, trainer: GRPOTrainer) -> None:
+        self._manager, self._trainer = manager, trainer
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
@@ -522,17 +528,17 @@ class CheckpointCallback(TrainerCallback):
         # A checkpoint of transformers overwrites the entry of each callback, and fails without one. A saved state has
         # no entries, because callbacks may change, too, when a run resumes.
         state.stateful_callbacks = TrainerState(stateful_callbacks=self._trainer.stateful_callbacks).stateful_callbacks
-        self._keeper.on_train_begin(self._trainer)
+        self._manager.on_train_begin(self._trainer)
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        self._keeper.on_epoch_begin(self._trainer)
+        self._manager.on_epoch_begin(self._trainer)
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        self._keeper.on_pre_optimizer_step()
+        self._manager.on_pre_optimizer_step()
 
 
 class TaskSampler(RepeatSampler):
@@ -541,8 +547,8 @@ class TaskSampler(RepeatSampler):
     @classmethod
     def from_sampler(cls, sampler: RepeatSampler) -> "TaskSampler":
         """Return a `TaskSampler` with the settings of `sampler`."""
-        own = (sampler.data_source, sampler.mini_repeat_count, sampler.batch_size, sampler.repeat_count)
-        return cls(*own, sampler.shuffle, sampler.seed)
+        sizes = (sampler.data_source, sampler.mini_repeat_count, sampler.batch_size, sampler.repeat_count)
+        return cls(*sizes, sampler.shuffle, sampler.seed)
 
     def __iter__(self) -> Iterator[int]:
         # `iterate_upcoming` repeats the epoch from this state of the generator.
@@ -566,8 +572,8 @@ class TaskSampler(RepeatSampler):
         size = self.batch_size * self.mini_repeat_count
         while True:
             epoch = list(self)
-            for at in range(0, len(epoch), size * self.repeat_count):
-                yield epoch[at : at + size]
+            for start in range(0, len(epoch), size * self.repeat_count):
+                yield epoch[start : start + size]
 
 
 class ResumableGRPOTrainer(GRPOTrainer):
@@ -587,7 +593,11 @@ class ResumableGRPOTrainer(GRPOTrainer):
     @property
     def stateful_callbacks(self) -> list[object]:
         """Callbacks whose states transformers writes into its checkpoints."""
-        return [one for one in (*self.callback_handler.callbacks, self.control) if isinstance(one, ExportableState)]
+        return [
+            callback
+            for callback in (*self.callback_handler.callbacks, self.control)
+            if isinstance(callback, ExportableState)
+        ]
 
     @property
     def optimizer_steps_per_step(self) -> int:
@@ -596,7 +606,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
         return max(1, passes)
 
     def attach_checkpoints(
-        self, keeper: CheckpointManager, parts: Mapping[str, object], tell: Callable[[str], None]
+        self, manager: CheckpointManager, parts: Mapping[str, object], warn: Callable[[str], None]
     ) -> None:
         """Attach a checkpoint manager: it saves the trainer with all stateful `parts`, and restores a resumed run.
 
@@ -607,11 +617,11 @@ class ResumableGRPOTrainer(GRPOTrainer):
             ConfigError: as `CheckpointManager.attach_trainer`.
         """
         if self.is_deepspeed_enabled:
-            tell("no states are saved, so the run cannot be resumed: each process has a part of the weights alone")
+            warn("no states are saved, so the run cannot be resumed: each process has only a part of the weights")
             return
-        keeper.attach_trainer(self, parts)
-        self.checkpoint_manager = keeper
-        self.add_callback(CheckpointCallback(keeper, self))
+        manager.attach_trainer(self, parts)
+        self.checkpoint_manager = manager
+        self.add_callback(CheckpointCallback(manager, self))
 
     def create_accelerator_and_postprocess(self) -> None:
         """Create the accelerator as transformers does, with FSDP if it is requested."""
@@ -669,18 +679,18 @@ class ResumableGRPOTrainer(GRPOTrainer):
         Raises:
             ConfigError: a state could not be written.
         """
-        keeper = self.checkpoint_manager
-        if keeper is None:
+        manager = self.checkpoint_manager
+        if manager is None:
             self.train()
             return
-        state = keeper.state
+        state = manager.state
         try:
             # The saved run has finished training, so only its weights are loaded.
             if state is not None and state.policy_step >= self.args.max_steps:
-                keeper.load_model_state(self)
+                manager.load_model_state(self)
                 return
             self.train(resume_from_checkpoint=None if state is None else str(state.folder))
-            keeper.wait()
+            manager.wait()
         except BaseException:
-            keeper.save_on_exit(self)
+            manager.save_on_exit(self)
             raise

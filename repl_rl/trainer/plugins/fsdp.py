@@ -37,12 +37,10 @@ def validate_fsdp(processes: int, lora_rank: int) -> None:
         return
     version = os.environ.get("FSDP_VERSION", "1")
     if version != "2":
-        remedy = "weights are taken from FSDP2 alone: give --fsdp_version 2 to accelerate launch, or FSDP_VERSION=2"
+        remedy = "only FSDP2 is supported: give --fsdp_version 2 to accelerate launch, or FSDP_VERSION=2"
         raise ConfigError("FSDP_VERSION", version, remedy)
     if processes == 1:
-        raise ConfigError(
-            "processes", processes, "FSDP is asked for, which needs at least 2; start more, or leave it out"
-        )
+        raise ConfigError("processes", processes, "FSDP needs at least 2; start more, or leave FSDP out")
     if lora_rank:
         remedy = "adapters are not trained under FSDP; set it to 0, or leave FSDP out"
         raise ConfigError("trainer.lora_rank", lora_rank, remedy)
@@ -85,9 +83,9 @@ def shard_like(saved: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Return `saved`, which every process has whole, sharded as `like` is."""
     if not isinstance(like, DTensor) or saved.shape != like.shape:
         return saved
-    here = saved.to(device=like.device, dtype=like.dtype)
+    moved = saved.to(device=like.device, dtype=like.dtype)
     # Without a source rank there is no broadcast: each process shards the copy that it has loaded.
-    return distribute_tensor(here, like.device_mesh, like.placements, src_data_rank=None)
+    return distribute_tensor(moved, like.device_mesh, like.placements, src_data_rank=None)
 
 
 def shard_optimizer_state(optimizer: torch.optim.Optimizer, saved: Mapping[str, object]) -> dict[str, object]:
@@ -99,8 +97,8 @@ def shard_optimizer_state(optimizer: torch.optim.Optimizer, saved: Mapping[str, 
     moments = {
         number: {
             name: shard_like(value, weights[number]) if isinstance(value, torch.Tensor) else value
-            for name, value in one.items()
+            for name, value in values.items()
         }
-        for number, one in state.items()
+        for number, values in state.items()
     }
     return {**saved, "state": moments}

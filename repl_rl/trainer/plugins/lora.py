@@ -21,23 +21,27 @@ def add_adapters(model: PreTrainedModel, rank: int, seed: int) -> PreTrainedMode
     # The forked generator leaves the random numbers of the run as they are.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        chosen = LoraConfig(
+        lora_config = LoraConfig(
             r=rank, lora_alpha=2 * rank, target_modules="all-linear", exclude_modules=find_untrained(model) or None
         )
-        adapted = get_peft_model(model, chosen)
+        adapted = get_peft_model(model, lora_config)
     config = adapted.peft_config["default"]
     folder = Path(model.name_or_path) if model.name_or_path else None
     if folder is not None and folder.is_dir():
-        of_hub = find_hub_name(folder)
-        config.base_model_name_or_path = of_hub.name if of_hub else str(folder.resolve())
-        config.revision = of_hub.revision if of_hub else None
+        hub_name = find_hub_name(folder)
+        config.base_model_name_or_path = hub_name.name if hub_name else str(folder.resolve())
+        config.revision = hub_name.revision if hub_name else None
     return adapted
 
 
 def find_untrained(model: PreTrainedModel) -> list[str]:
     """Find the output layers of Mamba mixers; PEFT refuses them, because fused kernels read only their weight."""
-    parts = ("A_log", "D", "conv1d", "out_proj")
-    return [f"{name}.out_proj" for name, mixer in model.named_modules() if all(hasattr(mixer, part) for part in parts)]
+    attributes = ("A_log", "D", "conv1d", "out_proj")
+    return [
+        f"{name}.out_proj"
+        for name, mixer in model.named_modules()
+        if all(hasattr(mixer, attribute) for attribute in attributes)
+    ]
 
 
 @torch.no_grad()
@@ -50,7 +54,7 @@ def merge_adapter_state(state: dict[str, Tensor], model: PreTrainedModel) -> dic
     if not layers:
         return state
     # Add each adapter's product to the weight below it, and drop PEFT's prefixes from the names.
-    whole = {}
+    merged = {}
     for name, weight in state.items():
         if ".lora_" in name:
             continue
@@ -58,8 +62,8 @@ def merge_adapter_state(state: dict[str, Tensor], model: PreTrainedModel) -> dic
         if layer is not None:
             # A new tensor, so that the layer keeps its own weight.
             weight = weight + layer.get_delta_weight("default").to(weight)
-        whole[name.removeprefix("base_model.model.").replace(".base_layer.", ".")] = weight
-    return whole
+        merged[name.removeprefix("base_model.model.").replace(".base_layer.", ".")] = weight
+    return merged
 
 
 def merge_adapters(model: PreTrainedModel, folder: Path, main: bool) -> PreTrainedModel:

@@ -66,12 +66,12 @@ class PeriodicEvaluator:
         self._trainer.sync_weights()
         # All processes need the score, because saving the best policy is a joint call.
         main = self._trainer.accelerator.is_main_process
-        (found,) = broadcast_object_list([dict(self._evaluation.evaluate(step)) if main else None])
-        score = found[self._evaluation.score]
+        (results,) = broadcast_object_list([dict(self._evaluation.evaluate(step)) if main else None])
+        score = results[self._evaluation.score]
         if self._best is None or score > self._best[0]:
             former, self._best = self._best, (score, step)
             self._promote_to_best(main, former[1] if former else None)
-        metrics = {f"eval/{name}": value for name, value in found.items()}
+        metrics = {f"eval/{name}": value for name, value in results.items()}
         return {**metrics, "eval/best_step": float(self._best[1]), "eval_s": time.perf_counter() - start}
 
     def state_dict(self) -> str:
@@ -101,10 +101,10 @@ class PeriodicEvaluator:
         """Return the folder of the policy of `step`, which was the best until a later one."""
         return self._out / f".{BEST}-{step:06d}"
 
-    def _prune_superseded(self, needed: Callable[[int], bool]) -> None:
+    def _prune_superseded(self, is_needed: Callable[[int], bool]) -> None:
         """Remove the folders of former best policies, except those of steps that are needed."""
         for folder in self._out.glob(f".{BEST}-*"):
-            if not needed(int(folder.name.rpartition("-")[2])):
+            if not is_needed(int(folder.name.rpartition("-")[2])):
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _promote_to_best(self, main: bool, former: int | None) -> None:
@@ -122,6 +122,6 @@ class PeriodicEvaluator:
             best.rename(self._get_superseded_folder(former))
             saved = [json.loads(memory) for memory in read_part_states(self._states, "evaluator")]
             # A thread may still be writing the state of the last step, which refers to `former`.
-            self._prune_superseded({former, *(one[1] for one in saved if one)}.__contains__)
+            self._prune_superseded({former, *(entry[1] for entry in saved if entry)}.__contains__)
         shutil.rmtree(best, ignore_errors=True)
         unfinished.rename(best)

@@ -88,39 +88,39 @@ class PrefixDeviation:
 class PrefixSharing:
     """Decision of one run on prefix sharing, with its checks."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
+    def __init__(self, warn: Callable[[str], None]) -> None:
         """The warning callback receives a line if prefixes are not shared because a model does not fit."""
         self.stats = PrefixSharingStats()
         """Token counts of the first scoring of the current step."""
         self.disabled = False
         """True if each row is scored whole from now on."""
-        self._tell = tell
+        self._warn = warn
         self._warning = ""
         # Tokens of the longest row that was checked.
-        self._checked = 0
-        self._bare: PreTrainedModel | None = None
+        self._checked_tokens = 0
+        self._model: PreTrainedModel | None = None
 
     def install_attention(self, model: PreTrainedModel) -> None:
         """Set tree attention in `model`, if it fits; call this before the model is copied, wrapped or sharded."""
-        why = find_unsupported_feature(model)
-        if why is None:
+        reason = find_unsupported_feature(model)
+        if reason is None:
             model.set_attn_implementation(NAME)
         else:
-            self._disable(model, why)
+            self._disable(model, reason)
 
     @torch.no_grad()
     def check_model(self, model: PreTrainedModel, autocast: Autocast) -> None:
         """Check log probabilities and gradients of `model`, after `install_scoring_forward`, on a small tree."""
-        self._bare = model
+        self._model = model
         if self.disabled:
             return
         rows = _build_example_rows(model)
         scored = [torch.arange(len(row)) > 0 for row in rows]
         # Weights in float32 are checked in float32 first: rounding in a lower format would hide a mistake.
         exact = [nullcontext] if model.dtype is not get_compute_dtype(model, autocast) else []
-        for how in (*exact, autocast):
+        for context in (*exact, autocast):
             if not self.disabled:
-                self._disable_if_wrong(model, self._compare(model, rows, scored, how))
+                self._disable_if_wrong(model, self._compare(model, rows, scored, context))
 
     @torch.no_grad()
     def verify_batch(
@@ -143,33 +143,36 @@ class PrefixSharing:
             autocast: gives the number format of a forward pass.
         """
         self.stats = PrefixSharingStats()
-        model = self._bare
+        model = self._model
         assert model is not None
-        laid = BatchLayout.from_batch(*batch)
-        longer = not self.disabled and int(laid.row_lengths.max()) > 2 * self._checked
+        layout = BatchLayout.from_batch(*batch)
+        longer = not self.disabled and int(layout.row_lengths.max()) > 2 * self._checked_tokens
         # Rows that the loss depends on are scored apart from the others, so no tree holds rows of both.
         sets = (learning, ~learning) if longer else ()
         length, members = max(
-            (_find_longest_tree(laid, rows.nonzero()[:, 0], tokens) for rows in sets), default=(0, [])
+            (_find_longest_tree(layout, rows.nonzero()[:, 0], tokens) for rows in sets), default=(0, [])
         )
         # If one process checks, all do, because scoring is collective.
-        if not max_over_processes(int(length > 2 * self._checked), laid.ids.device):
+        if not max_over_processes(int(length > 2 * self._checked_tokens), layout.ids.device):
             return
-        rows = torch.tensor(members, dtype=torch.long, device=laid.ids.device)
+        rows = torch.tensor(members, dtype=torch.long, device=layout.ids.device)
         # At least two rows per pass: the tolerance is their distance from one row per pass.
-        single, several = score(rows, 1, None), score(rows, max(tokens, 2 * length), None)
-        shared = score(rows, tokens, PrefixSharingStats())
-        found = [
+        single_scores, several_scores = score(rows, 1, None), score(rows, max(tokens, 2 * length), None)
+        tree_scores = score(rows, tokens, PrefixSharingStats())
+        deviations = [
             compare_logprobs(
-                single.logprobs, shared.logprobs, several.logprobs, get_deviation_floors(model, autocast)[0]
+                single_scores.logprobs,
+                tree_scores.logprobs,
+                several_scores.logprobs,
+                get_deviation_floors(model, autocast)[0],
             )
         ]
         # Gradients are compared only if this process has all weights.
         if members and not any(isinstance(weight, DTensor) for weight in model.parameters()):
-            found += self._compare(model, *_cut_around_branches(laid, rows[:_MAX_GRADIENT_ROWS]), autocast)
-        self._checked = max(self._checked, length)
-        self._disable_if_wrong(model, found)
-        if max_over_processes(int(self.disabled), laid.ids.device) and not self.disabled:
+            deviations += self._compare(model, *_cut_around_branches(layout, rows[:_MAX_GRADIENT_ROWS]), autocast)
+        self._checked_tokens = max(self._checked_tokens, length)
+        self._disable_if_wrong(model, deviations)
+        if max_over_processes(int(self.disabled), layout.ids.device) and not self.disabled:
             self._disable(model, "another process found that it does not fit")
 
     def metrics(self, accelerator: Accelerator) -> dict[str, float]:
@@ -182,14 +185,14 @@ class PrefixSharing:
 
     def state_dict(self) -> str:
         """Return the results of all checks so far, as JSON."""
-        return json.dumps({"told": self._warning, "checked": self._checked})
+        return json.dumps({"told": self._warning, "checked": self._checked_tokens})
 
     def load_state_dict(self, memory: str) -> None:
         """Restore the state that `state_dict` returned."""
-        found = json.loads(memory)
-        self._checked = found["checked"]
-        if found["told"] and not self.disabled:
-            self._warn_once(found["told"])
+        state = json.loads(memory)
+        self._checked_tokens = state["checked"]
+        if state["told"] and not self.disabled:
+            self._warn_once(state["told"])
 
     def _compare(
         self, model: PreTrainedModel, rows: list[list[int]], scored: list[Tensor], autocast: Autocast
@@ -201,29 +204,29 @@ class PrefixSharing:
             self._disable(model, f"it does not take a tree: {str(error).partition(chr(10))[0] or repr(error)}")
             return []
 
-    def _disable_if_wrong(self, model: PreTrainedModel, found: Sequence[PrefixDeviation]) -> None:
-        wrong = next((one.problem for one in found if one.problem is not None), None)
-        if wrong is not None and not self.disabled:
-            self._disable(model, wrong)
+    def _disable_if_wrong(self, model: PreTrainedModel, deviations: Sequence[PrefixDeviation]) -> None:
+        problem = next((deviation.problem for deviation in deviations if deviation.problem is not None), None)
+        if problem is not None and not self.disabled:
+            self._disable(model, problem)
 
-    def _disable(self, model: PreTrainedModel, why: str) -> None:
-        self._warn_once(f"shared prefixes off: {model.config.model_type}: {why}; each row is scored whole")
+    def _disable(self, model: PreTrainedModel, reason: str) -> None:
+        self._warn_once(f"shared prefixes off: {model.config.model_type}: {reason}; each row is scored whole")
 
-    def _warn_once(self, what: str) -> None:
-        self.disabled, self._warning = True, what
-        self._tell(what)
+    def _warn_once(self, message: str) -> None:
+        self.disabled, self._warning = True, message
+        self._warn(message)
 
 
 def find_unsupported_feature(model: PreTrainedModel) -> str | None:
     """Return a reason that a model does not fit trees, or None if no reason is known."""
     # Layers with a running state would carry it from one segment of a tree into the next.
     text = model.config.get_text_config()
-    strange = sorted(set(getattr(text, "layer_types", None) or ()) - _ATTENTION_LAYERS)
-    if strange:
-        return f"it has layers of {', '.join(strange)}"
-    how = str(text._attn_implementation)
-    if how not in ("sdpa", NAME):
-        return f"its attention is {how}, and trees take sdpa"
+    unsupported = sorted(set(getattr(text, "layer_types", None) or ()) - _ATTENTION_LAYERS)
+    if unsupported:
+        return f"it has layers of {', '.join(unsupported)}"
+    attention = str(text._attn_implementation)
+    if attention not in ("sdpa", NAME):
+        return f"its attention is {attention}, and trees take sdpa"
     if not model._can_set_attn_implementation():
         return "its attention cannot be replaced"
     # Dropout draws once per token of the tree, and plain rows draw once per row.
@@ -246,26 +249,26 @@ def _build_example_rows(model: PreTrainedModel) -> list[list[int]]:
     return [[*root, *stem, *leaves[0]], [*root, *stem, *leaves[1]], [*root, *leaves[2]]]
 
 
-def _find_longest_tree(laid: BatchLayout, rows: Tensor, tokens: int) -> tuple[int, list[int]]:
+def _find_longest_tree(layout: BatchLayout, rows: Tensor, tokens: int) -> tuple[int, list[int]]:
     """Return the length of the longest row in any tree, and the rows of that tree; without trees, 0 and no rows."""
-    found, _ = split_into_trees(laid, rows, tokens, PrefixSharingStats())
-    return max(((max(map(len, tree.row_positions)), members) for tree, members in found), default=(0, []))
+    trees, _ = split_into_trees(layout, rows, tokens, PrefixSharingStats())
+    return max(((max(map(len, tree.row_positions)), members) for tree, members in trees), default=(0, []))
 
 
-def _cut_around_branches(laid: BatchLayout, rows: Tensor) -> tuple[list[list[int]], list[Tensor]]:
+def _cut_around_branches(layout: BatchLayout, rows: Tensor) -> tuple[list[list[int]], list[Tensor]]:
     """Return the ids of rows around their branch point, and the scored tokens among them."""
-    texts, firsts = laid.get_row_ids(rows), laid.first_column[rows].tolist()
+    texts, firsts = layout.get_row_ids(rows), layout.first_column[rows].tolist()
     # Keep a margin on both sides of the first branch point, so that the comparison stays cheap.
-    parting = min((count_common_prefix(one, other) for one, other in pairwise(texts)), default=len(texts[0]))
-    begin = max(0, parting - _BRANCH_MARGIN)
-    cut = [text[begin : parting + _BRANCH_MARGIN] for text in texts]
+    branch = min((count_common_prefix(left, right) for left, right in pairwise(texts)), default=len(texts[0]))
+    start = max(0, branch - _BRANCH_MARGIN)
+    windows = [text[start : branch + _BRANCH_MARGIN] for text in texts]
     marks = []
-    for row, first, text in zip(rows.tolist(), firsts, cut, strict=True):
-        mine = laid.sampled_mask[row, first + begin : first + begin + len(text)].cpu().clone()
+    for row, first, text in zip(rows.tolist(), firsts, windows, strict=True):
+        mask = layout.sampled_mask[row, first + start : first + start + len(text)].cpu().clone()
         # The token that predicts the first one is cut off.
-        mine[:1] = False
-        marks.append(mine)
-    return cut, marks
+        mask[:1] = False
+        marks.append(mask)
+    return windows, marks
 
 
 def compare_tree_with_rows(
@@ -278,16 +281,25 @@ def compare_tree_with_rows(
         rows: rows of at least two tokens.
         scored: one (tokens,) bool tensor on the CPU per row, True at scored tokens; never True at the first one.
     """
-    here = model.device
+    device = model.device
     # One row per pass is the reference for both other layouts.
-    one_a_pass = [_ForwardInput.from_rows([row], [marks], here) for row, marks in zip(rows, scored, strict=True)]
-    single, gradient = _compute_logprobs_and_gradient(model, one_a_pass, autocast)
-    several, of_several = _compute_logprobs_and_gradient(model, [_ForwardInput.from_rows(rows, scored, here)], autocast)
-    shared, of_shared = _compute_logprobs_and_gradient(model, [_ForwardInput.from_tree(rows, scored, here)], autocast)
+    single_inputs = [_ForwardInput.from_rows([row], [marks], device) for row, marks in zip(rows, scored, strict=True)]
+    single, gradient = _compute_logprobs_and_gradient(model, single_inputs, autocast)
+    several, several_gradient = _compute_logprobs_and_gradient(
+        model, [_ForwardInput.from_rows(rows, scored, device)], autocast
+    )
+    tree_logprobs, tree_gradient = _compute_logprobs_and_gradient(
+        model, [_ForwardInput.from_tree(rows, scored, device)], autocast
+    )
     size = max(float(gradient.norm()), 1e-30)
-    of_trees, of_rows = (float((one - gradient).norm()) / size for one in (of_shared, of_several))
-    of_gradient = PrefixDeviation("its gradient is", of_trees, of_rows, get_deviation_floors(model, autocast)[1])
-    return [compare_logprobs(single, shared, several, get_deviation_floors(model, autocast)[0]), of_gradient]
+    tree_distance, row_distance = (float((one - gradient).norm()) / size for one in (tree_gradient, several_gradient))
+    gradient_deviation = PrefixDeviation(
+        "its gradient is", tree_distance, row_distance, get_deviation_floors(model, autocast)[1]
+    )
+    return [
+        compare_logprobs(single, tree_logprobs, several, get_deviation_floors(model, autocast)[0]),
+        gradient_deviation,
+    ]
 
 
 def compare_logprobs(single: Tensor, shared: Tensor, several: Tensor, floor: float) -> PrefixDeviation:
@@ -337,8 +349,8 @@ class _ForwardInput:
     def from_tree(cls, rows: Sequence[TokenIds], scored: Sequence[Tensor], device: torch.device) -> "_ForwardInput":
         """Build a pass over the tree of the rows."""
         tree = PrefixTree.build(rows, device)
-        marks, which = tree.map_row_marks(scored)
-        return cls(tree.ids, marks, tree.positions, tree, which)
+        marks, order = tree.map_row_marks(scored)
+        return cls(tree.ids, marks, tree.positions, tree, order)
 
 
 def _compute_logprobs_and_gradient(
@@ -351,22 +363,22 @@ def _compute_logprobs_and_gradient(
     weights = _select_compared_weights(model)
     logprobs: list[Tensor] = []
     total = torch.zeros(sum(weight.numel() for weight in weights), device=model.device)
-    every = sum(len(call.scored_order) for call in calls)
+    token_count = sum(len(call.scored_order) for call in calls)
     # All shares are positive. With both signs, equal rows would cancel out and leave only rounding.
-    shares = torch.linspace(1, 2, every, device=model.device)
+    shares = torch.linspace(1, 2, token_count, device=model.device)
     for call in calls:
         with torch.enable_grad():
             with autocast():
                 scored, _ = model(
                     input_ids=call.ids, sampled=call.scored_marks, position_ids=call.positions, tree=call.tree
                 )
-            mine = scored.float()[call.scored_order]
-            begun = sum(len(one) for one in logprobs)
-            loss = (mine * shares[begun : begun + len(mine)]).sum()
-        logprobs.append(mine.detach())
+            call_logprobs = scored.float()[call.scored_order]
+            offset = sum(len(one) for one in logprobs)
+            loss = (call_logprobs * shares[offset : offset + len(call_logprobs)]).sum()
+        logprobs.append(call_logprobs.detach())
         if weights:
-            found = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
-            total += torch.cat([one.float().flatten() for one in found])
+            gradients = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
+            total += torch.cat([one.float().flatten() for one in gradients])
     return torch.cat(logprobs), total
 
 

@@ -93,7 +93,7 @@ def _log_table(name: str, rows: list[list[str | float | None]], step: int) -> No
 
 def _format_markdown_row(row: Sequence[str | float | None]) -> str:
     """Format a row for TensorBoard; texts are indented, so that nothing in them is markup."""
-    facts = dict(zip(COLUMNS, row, strict=True))
-    head = ", ".join(f"{name} {facts[name]}" for name in ("stop", "outcome", "reward"))
-    text = f"{facts['task']}: {head}\n{facts['prompt']}{facts['completion']}"
+    cells = dict(zip(COLUMNS, row, strict=True))
+    head = ", ".join(f"{name} {cells[name]}" for name in ("stop", "outcome", "reward"))
+    text = f"{cells['task']}: {head}\n{cells['prompt']}{cells['completion']}"
     return "\n".join(f"    {line}" for line in text.split("\n"))

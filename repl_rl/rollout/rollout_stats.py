@@ -56,7 +56,7 @@ def compute_step_metrics(
     limits: RolloutLimits,
     host: bool,
     trajectories: Sequence[Trajectory],
-    preempted: int | None,
+    preemptions: int | None,
     faults: Mapping[str, int],
 ) -> dict[str, float]:
     """Return the metrics of a step, in addition to those of its records.
@@ -69,12 +69,12 @@ def compute_step_metrics(
         limits: limits of a rollout.
         host: True if lines may call host functions.
         trajectories: trajectories of the step.
-        preempted: number of preemptions; None means that the engine has no shared KV cache.
+        preemptions: number of preemptions; None means that the engine has no shared KV cache.
         faults: fault counts since the run began; left out if all are 0.
     """
     metrics = dict(sampler.metrics(trajectories))
-    if preempted is not None:
-        metrics["preemptions"] = preempted
+    if preemptions is not None:
+        metrics["preemptions"] = preemptions
     # Early stopping is an option of this sampler.
     if isinstance(sampler, ReplSampler) and sampler.give_up_after:
         metrics["lines_saved"] = count_lines_saved(trajectories, limits.max_lines)
