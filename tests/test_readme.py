@@ -17,6 +17,7 @@ from repl_rl.samplers import load_sampler
 from repl_rl.settings.argument_parser import flatten, load_toml
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trajectory.trajectory import Stop
+from scripts.site.architecture import draw_file, plan
 from tests.worlds import TASK, world
 
 ROOT = Path(__file__).parent.parent
@@ -47,6 +48,12 @@ def test_readme_and_design_name_the_functions_of_the_loop_in_their_order() -> No
     design = (ROOT / "docs" / "design.md").read_text().partition("## Words")[0]
     assert re.findall(r"\(`(\w+)`\)", design) == functions[:7]
     assert functions[7:] == ["run", "main"]
+
+
+def test_the_picture_of_the_packages_is_what_their_imports_are() -> None:
+    assert "(docs/house.svg)" in README
+    remedy = "run: python -m scripts.site.architecture docs/house.svg"
+    assert (ROOT / "docs" / "house.svg").read_text() == draw_file(plan()), remedy
 
 
 def test_every_command_in_the_readme_is_a_verb_or_a_make_target() -> None:

@@ -1,6 +1,11 @@
-"""The house as its imports say, and a drawing of it."""
+"""The packages of repl_rl as their imports say, and a drawing of them.
 
+python -m scripts.site.architecture docs/house.svg    write the drawing as a file
+"""
+
+import argparse
 import ast
+import sys
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
@@ -171,3 +176,31 @@ def _arrow(places: Sequence[tuple[float, float]]) -> str:
         half = (y + to_y) / 2
         bends.append(f"C{x:g} {half:g} {to_x:g} {half:g} {to_x:g} {to_y:g}")
     return f'<path class="arrow" d="{" ".join(bends)}" marker-end="url(#tip)"/>'
+
+
+_INLINE_STYLE = """<style>
+rect { fill: #4051b5; }
+text { fill: #fff; font: 15px system-ui, sans-serif; text-anchor: middle; }
+.arrow { fill: none; stroke: #8a8f98; stroke-width: 1.2; }
+marker path { fill: #8a8f98; }
+</style>"""
+"""Colours that can be read on a white and on a dark background."""
+
+
+def draw_file(plan: Plan) -> str:
+    """Return the drawing as the text of an SVG file, which needs no style sheet and has no links."""
+    head, _, rest = drawn(plan, {}, {}).partition("\n")
+    head = head.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" width="440" ')
+    return "\n".join([head, _INLINE_STYLE, rest, ""])
+
+
+def main(argv: list[str]) -> int:
+    """Write the drawing to the file that the command names. Returns the exit code."""
+    parser = argparse.ArgumentParser(description="Draw the packages of repl_rl, with an arrow for each import.")
+    parser.add_argument("file", type=Path, help="SVG file to write, such as docs/house.svg")
+    parser.parse_args(argv).file.write_text(draw_file(plan()), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
