@@ -285,10 +285,11 @@ def test_a_policy_within_a_run_is_asked_as_it_was_trained(folders: dict[str, Pat
 
 
 @pytest.mark.heavy
-def test_the_page_has_the_forms_of_these_vocabularies_and_first_tokens_cost_what_they_cost_in_whole_texts() -> None:
+def test_the_pages_have_the_forms_of_these_vocabularies_and_first_tokens_cost_what_they_cost_in_whole_texts() -> None:
     figures = json.loads(prompt_space.FIGURES.read_text())
     assert figures["forms"] == prompt_space.forms()
     assert prompt_space.PAGE.text == prompt_space.block(figures)
+    assert prompt_space.SUMMARY.text == prompt_space.summary(figures)
     assert len(figures["forms"]) >= 10
     for one in figures["costs"].values():
         assert abs(one["sampled"] - one["whole"]) < 0.05

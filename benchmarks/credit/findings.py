@@ -45,5 +45,5 @@ def told_again(first: Report, again: Report) -> str:
     return (
         f"Of {conditions(len(asked))} that `{first['settings']['regime']}` found to differ from `{BASELINE}` on "
         f"{len(before)} seeds, {len(found)}{listed} {'is' if len(found) == 1 else 'are'} found again, in the same "
-        f"direction, on {len(after)}, of which it had played {len(before & after) or 'none'}."
+        f"direction, on {len(after)} seeds. {len(before & after) or 'None'} of these are among the first."
     )

@@ -88,18 +88,17 @@ def together(reports: Mapping[str, Report]) -> str:
     fewer = [100 * -d["value"] for d in errors.values() if d["high"] is not None and d["high"] < 0]
     names = ", ".join(f"`{name}`" for name in told.regimes)
     items = [
-        f"At equal sampled tokens ({names}), of {_comparisons(told)} {_named(told.faster)} learned faster and "
-        f"{_named(told.slower)} slower, after Holm's correction in each regime"
-        f"{_between(told.detected, ', with seeds that detect {} points of solve rate')}.",
+        f"Of {_comparisons(told)} at equal sampled tokens, {len(told.faster) or 'none'} learned faster and "
+        f"{len(told.slower) or 'none'} slower, after Holm's correction per regime.",
+        f"The regimes are {names}.{_between(told.detected, ' Their seeds detect {} points of solve rate.')}",
         f"Of {len(errors)} with a penalty for lines in error, {len(fewer) or 'none'} had fewer of them on held-out "
-        f"tasks{_between(fewer, ' ({} points)')} by an interval that excludes 0, uncorrected.",
-        *_once_more(told.again),
-        *_compare_blocks(told.regimes),
+        f"tasks{_between(fewer, ' ({} points)')}. Their intervals exclude 0, uncorrected.",
     ]
     if told.floors:
         named = ", ".join(f"`{name}`" for name in told.floors)
-        items.append(f"Not counted is {named}, in which nearly nothing was solved under any condition.")
-    return "".join(f"- {item}\n" for item in items)
+        items.append(f"Not counted: {named}, where nearly nothing was solved under any condition.")
+    parts = ["".join(f"- {item}\n" for item in items), _replications(told.again), _block_table(told.regimes)]
+    return "\n".join(part for part in parts if part)
 
 
 def _held(told: Counted) -> str:
@@ -131,37 +130,61 @@ def _comparisons(told: Counted) -> str:
     return f"{len(told.tested)} comparison{'' if len(told.tested) == 1 else 's'}"
 
 
-def _once_more(again: Mapping[str, tuple[Report, Report]]) -> list[str]:
-    """How many of the findings were found on seeds of their own, too, and what each came to there."""
-    told = []
+def _replications(again: Mapping[str, tuple[Report, Report]]) -> str:
+    """Return a table of findings that other seeds repeat, or "" without any."""
+    rows = []
     for first, other in again.values():
         asked, found = found_again(first, other)
-        figures = other["figures"]["conditions"]
-        differences = ((name, points(figures[name]["difference"]["train_solve_rate"])) for name in asked)
-        each = ", ".join(f"`{name}` {difference}" for name, difference in differences)
-        count = f"{len(asked)} finding{'' if len(asked) == 1 else 's'}"
-        of = f"{len(found)} of {count} of `{first['settings']['regime']}`"
-        told.append(f"Asked again on {other['seeds']} other seeds, {of} held: {each}.")
-    return told
+        for name in asked:
+            came_to = (
+                points(report["figures"]["conditions"][name]["difference"]["train_solve_rate"])
+                for report in (first, other)
+            )
+            cells = f"`{first['settings']['regime']}` | `{name}` | {' | '.join(came_to)} | {other['seeds']}"
+            rows.append(f"| {cells} | {'yes' if name in found else 'no'} |\n")
+    if not rows:
+        return ""
+    head = "| regime | finding | first seeds, points | other seeds, points | other seeds, number | found again |\n"
+    return (
+        f"Findings and their replication, in points of solve rate over the budget:\n\n{head}{'|---' * 6}|\n"
+        + "".join(rows)
+    )
+
+
+def _block_table(regimes: Mapping[str, Report]) -> str:
+    """Return a table that compares code between fences with lines, or "" without such a regime."""
+    rows = "".join(
+        f"| `{regime}` | {seeds} | {blocks} | {lines} | {over} | {after} |\n"
+        for regime, seeds, blocks, lines, over, after in _block_figures(regimes)
+    )
+    if not rows:
+        return ""
+    return (
+        "Code between fences minus single lines, after equally many demonstrations, in points:\n\n"
+        "| regime | seeds | blocks before training | lines before training | over the budget | held out |\n"
+        f"{'|---' * 6}|\n{rows}"
+    )
 
 
 def _compare_blocks(regimes: Mapping[str, Report]) -> Iterator[str]:
     """Compare code between fences with lines, both with the outcome alone, in each regime that has both."""
-    for regime, report in regimes.items():
-        figures, starts = report["figures"]["conditions"], report["figures"]["start"]
-        if "fenced" not in figures or not {"lines", "fenced"} <= starts.keys():
-            continue
-        over, after = (points(figures["fenced"]["difference"][key]) for key in ("train_solve_rate", "solve_rate"))
-        lines, blocks = (f"{starts[way]['solve_rate']:.0%}" for way in ("lines", "fenced"))
+    for regime, seeds, blocks, lines, over, after in _block_figures(regimes):
         yield (
-            f"Code between fences in place of single lines, in `{regime}`, on {report['seeds']} seeds, after equally "
+            f"Code between fences in place of single lines, in `{regime}`, on {seeds} seeds, after equally "
             f"many demonstrations (which brought blocks to {blocks}, lines to {lines}): {over} points over the budget, "
             f"and {after} on held-out tasks after it."
         )
 
 
-def _named(names: Sequence[str]) -> str:
-    return f"{len(names)} ({', '.join(names)})" if names else "none"
+def _block_figures(regimes: Mapping[str, Report]) -> Iterator[tuple[str, ...]]:
+    """Yield regime, seeds, solve rates of blocks and lines before training, and the two differences."""
+    for regime, report in regimes.items():
+        figures, starts = report["figures"]["conditions"], report["figures"]["start"]
+        if "fenced" not in figures or not {"lines", "fenced"} <= starts.keys():
+            continue
+        over, after = (points(figures["fenced"]["difference"][key]) for key in ("train_solve_rate", "solve_rate"))
+        blocks, lines = (f"{starts[way]['solve_rate']:.0%}" for way in ("fenced", "lines"))
+        yield regime, str(report["seeds"]), blocks, lines, over, after
 
 
 def _between(values: Sequence[float], text: str) -> str:

@@ -29,8 +29,8 @@ INK = "#808080"
 """Grey that is read on white and on black."""
 COLOURS = {"process": "#d95f02", "two_stream": "#1b9e77", "return_to_go": "#7570b3", "state_anchor": "#e7298a"}
 FARMING = {
-    "lines_per_rollout": ("lines a rollout", "{:.2f}"),
-    "rollout_tokens": ("tokens a rollout", "{:.1f}"),
+    "lines_per_rollout": ("lines per rollout", "{:.2f}"),
+    "rollout_tokens": ("tokens per rollout", "{:.1f}"),
     "void_line_rate": ("void lines", "{:.1%}"),
     "print_rate": ("prints", "{:.1%}"),
     "try_rate": ("try", "{:.1%}"),
@@ -45,14 +45,14 @@ def block(report: Report) -> str:
         _about(report),
         "Solve rate of training rollouts, mean over the budget (95 % interval over seeds):\n\n"
         + _grid(report, lambda figures: share(figures["mean"]["train_solve_rate"])),
-        f"The same as differences to `{BASELINE}`, paired by seed, in points:\n\n"
+        f"Differences to `{BASELINE}`, paired by seed, in points:\n\n"
         + _grid(report, lambda figures: points(figures["difference"].get("train_solve_rate"))),
         "Several cells together, as differences paired by seed, in points:\n\n" + _effects(report),
         "![solve rate of training rollouts over sampled tokens](credit.png)\n",
         f"Held-out tasks after training, and sampled tokens until {report['window']} training steps solve "
         f"{report['target']:.0%} on average:\n\n" + _ends(report, found),
         "Farming indicators on held-out tasks after training:\n\n" + _farming(report, found),
-        "What the figures say:\n\n" + "".join(f"- {sentence}\n" for sentence in sentences(report)),
+        "Findings:\n\n" + "".join(f"- {sentence}\n" for sentence in sentences(report)),
     ]
     return "\n".join(parts)
 
@@ -63,7 +63,7 @@ def _about(report: Report) -> str:
     seeds = [figures["reached"]["of"] for figures in report["figures"]["conditions"].values()]
     each = f"{min(seeds)}" if min(seeds) == max(seeds) else f"{min(seeds)} to {max(seeds)}"
     return (
-        f"{len(runs)} runs, {each} seeds a condition, {settings['tokens']} sampled tokens a run: {min(steps)} to "
+        f"{len(runs)} runs, {each} seeds per condition, {settings['tokens']} sampled tokens per run: {min(steps)} to "
         f"{max(steps)} steps of {settings['prompts_per_step']} tasks x {settings['group_size']} rollouts at a learning "
         f"rate of {settings['learning_rate']:g}. {settings['held_out']} held-out tasks. Engine {settings['engine']}, "
         f"{report['workers']} workers on {report['cores']} cores, "
@@ -158,7 +158,7 @@ def sentences(report: Report) -> Iterator[str]:
         lines, fenced = (report["figures"]["start"][way] for way in ("lines", "fenced"))
         yield (
             f"Fenced blocks start from another policy, which solves {fenced['solve_rate']:.1%} where the bundled one "
-            f"solves {lines['solve_rate']:.1%}, with {fenced['rollout_tokens']:.1f} tokens a rollout in place of "
+            f"solves {lines['solve_rate']:.1%}, with {fenced['rollout_tokens']:.1f} tokens per rollout instead of "
             f"{lines['rollout_tokens']:.1f}. After the same tokens: {share(found['fenced']['mean']['solve_rate'])} "
             f"against {share(found[BASELINE]['mean']['solve_rate'])}."
         )

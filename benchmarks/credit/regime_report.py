@@ -69,12 +69,19 @@ def block(reports: Mapping[str, Report]) -> str:
     """Return the generated block of all results: the plan, then each published regime."""
     again = {name: f"- {told_again(*pair)}\n" for name, pair in asked_again(reports).items()}
     found = [_regime(name, reports[name], again.get(name, "")) for name in names() if name in reports]
-    return "\n".join([plan(), *found])
+    return "\n".join([plan(), *([overview(reports)] if reports else []), *found])
 
 
 def summary(reports: Mapping[str, Report]) -> str:
-    """Return the generated block of the summary: one row per regime, the findings, and the default preset."""
-    text = f"| regime | rollouts per step | tokens per run | seeds | compared | above `{BASELINE}` | below it |"
+    """Return the generated block of the summary: the findings of all regimes, and the default preset."""
+    found = (part for part in (buys.together(reports), _ruled(reports)) if part)
+    return "\n".join(found) if reports else "Nothing is published yet.\n"
+
+
+def overview(reports: Mapping[str, Report]) -> str:
+    """Return a table with one row per regime: its findings, and the difference that its seeds detect."""
+    text = "### Findings per regime\n\n"
+    text += f"| regime | rollouts per step | tokens per run | seeds | compared | above `{BASELINE}` | below it |"
     text += " detected |\n" + "|---" * 8 + "|\n"
     for name in names():
         config, _ = planned(name)
@@ -86,13 +93,11 @@ def summary(reports: Mapping[str, Report]) -> str:
             *(_result_cells(reports[name]) if name in reports else ("", "not run yet", "", "")),
         ]
         text += f"| {' | '.join(cells)} |\n"
-    text += (
-        f"\nThe table has the differences to `{BASELINE}` that are found at {ALPHA:.0%} after Holm's correction, in "
-        "points of solve rate over the budget, with 95% intervals. By the measured spread, the seeds detect the true "
-        f"difference of the last column {POWER:.0%} of the time.\n\n"
+    return text + (
+        f"\nThe table has the differences to `{BASELINE}` that are found at {ALPHA:.0%} after Holm's correction. They "
+        "are points of solve rate over the budget, with 95% intervals. With the measured spread, the seeds detect the "
+        f"true difference of the last column {POWER:.0%} of the time.\n"
     )
-    found = (part for part in (buys.together(reports), _ruled(reports)) if part)
-    return text + ("\n".join(found) if reports else "Nothing is published yet.\n")
 
 
 def _result_cells(report: Report) -> Sequence[str]:
@@ -129,15 +134,13 @@ def preset(reports: Mapping[str, Report]) -> str:
 
 def _ruled(reports: Mapping[str, Report]) -> str:
     ruled = preset(reports)
-    kept = "as it is" if ruled == DEFAULT else f"in the place of `{DEFAULT}`"
-    return (
-        f"By the rule above, of the {len(reports)} regimes published so far, the default preset is `{ruled}`, {kept}.\n"
-    )
+    outcome = f"`{DEFAULT}` stays the default preset" if ruled == DEFAULT else f"`{ruled}` replaces `{DEFAULT}`"
+    return f"By the decision rule, after {len(reports)} published regimes, {outcome}.\n"
 
 
 def plan() -> str:
     """The regimes as they are shipped, with how small a difference each detects."""
-    text = "| regime | a step | learning rate | tokens a run | starts from | conditions | seeds | detects, points |"
+    text = "| regime | step | learning rate | tokens per run | start | conditions | seeds | detects, points |"
     text += " after Holm |\n|---|---|---|---|---|---|---|---|---|\n"
     for name in names():
         config, experiment = planned(name)
@@ -149,9 +152,9 @@ def plan() -> str:
             f"{_started(config)} | {len(config.conditions)} | {config.seeds} | {found[0]:.1f} | {found[1]:.1f} |\n"
         )
     text += (
-        f"\nDetected is a true difference of the primary figure that a paired t test (two-sided, {ALPHA:.0%}) finds "
-        f"{POWER:.0%} of the time, alone and as the strictest of Holm's. The spread over seeds of a difference is "
-        f"taken for {100 * SPREAD:.1f} points, that of the earlier experiment, where nothing else is said."
+        f"\nA paired t test (two-sided, {ALPHA:.0%}) finds the detected difference of the primary metric {POWER:.0%} "
+        "of the time, alone and as the strictest of Holm's. The assumed spread of a difference over seeds is "
+        f"{100 * SPREAD:.1f} points, as in the earlier experiment."
     )
     others = {name: config.spread for name in names() if (config := planned(name)[0]).spread != SPREAD}
     text += "".join(f" For `{name}` it is {100 * spread:.1f} points." for name, spread in others.items()) + "\n"
@@ -175,8 +178,8 @@ def _regime(name: str, report: Report, again: str) -> str:
     text = "\n".join(parts[:3]) + "\n" + "\n".join(parts[3:]) + "\n" + again
     if agreed:
         text += (
-            f"\nGradients of two independent batches of {settings['agreement_tokens']} sampled tokens at least: the "
-            "cosine between them, and the share of a gradient's squared length that is signal.\n\n" + _agreement(agreed)
+            f"\nGradients of two independent batches of at least {settings['agreement_tokens']} sampled tokens: their "
+            "cosine, and the share of a gradient's squared length that is signal.\n\n" + _agreement(agreed)
         )
     return text + (_blocks(report) if {BASELINE, "fenced"} <= found.keys() else "")
 
@@ -185,8 +188,8 @@ def _blocks(report: Report) -> str:
     """Code between fences against lines, both with the outcome alone, and rollouts of each."""
     found, starts = report["figures"]["conditions"], report["figures"]["start"]
     lines, blocks = found[BASELINE], found["fenced"]
-    text = "\nBlocks against lines, both with the outcome alone, after training where nothing else is said:\n\n"
-    text += "| | line by line | blocks | blocks less lines, points |\n|---|---|---|---|\n"
+    text = "\nBlocks against lines, both with the outcome alone, after training unless noted:\n\n"
+    text += "| | line by line | blocks | blocks minus lines, points |\n|---|---|---|---|\n"
     ways = starts["lines"], starts["fenced"]
     text += "| held out, before training |" + "".join(f" {way['solve_rate']:.1%} |" for way in ways) + " |\n"
     tasks = report["settings"]["held_out"]
@@ -235,9 +238,9 @@ def about(report: Report) -> str:
     steps = [len(run["tokens"]) for run in runs]
     rate = f"{settings['learning_rate']:g}"
     if settings["rates"]:
-        rate = f"tuned for each condition in {report['tuning_s'] / 60 / report['workers']:.0f} minutes more"
+        rate = f"tuned per condition in {report['tuning_s'] / 60 / report['workers']:.0f} more minutes"
     return (
-        f"{len(runs)} runs, {report['seeds']} seeds a condition, {settings['tokens']} sampled tokens each: "
+        f"{len(runs)} runs, {report['seeds']} seeds per condition, {settings['tokens']} sampled tokens each: "
         f"{min(steps)} to {max(steps)} steps of {settings['prompts_per_step']} tasks x {settings['group_size']} "
         f"rollouts, learning rate {rate}, start {settings['start']}. Engine {settings['engine']}, {report['workers']} "
         f"workers on {report['cores']} cores, {report['busy_s'] / 60 / report['workers']:.0f} minutes each. Policy "
@@ -279,20 +282,20 @@ def sentences(report: Report) -> Iterator[str]:
         yield f"Of {conditions(len(tested))} {len(named)}{listed} {verb} {what} `{BASELINE}` after Holm's correction."
     if buys.at_floor(report):
         yield (
-            f"No condition solves {buys.FLOOR:.0%} over the budget. So near to nothing, no difference could show, and "
-            "the small spread is no sign of power: this regime, as it was planned, tells nothing (seen after the runs)."
+            f"No condition solves {buys.FLOOR:.0%} over the budget. No difference can show so close to 0, and the "
+            "small spread is no sign of power. This regime shows nothing (noticed after the runs)."
         )
     if DEFAULT in found:
         difference = found[DEFAULT]["difference"].get("train_solve_rate")
         yield f"`{DEFAULT}`, the default preset: {points(difference)} points."
     if spread is not None and report["seeds"] > 1:
         yield (
-            f"Spread over seeds as measured: {100 * spread:.1f} points, so these seeds detect "
+            f"Measured spread over seeds: {100 * spread:.1f} points, so these seeds detect "
             f"{100 * smallest_difference(spread, report['seeds']):.1f}."
         )
     rates = {row["condition"]: row["learning_rate"] for row in report["rows"] if row["kind"] == "run"}
     if report["settings"]["rates"]:
-        yield "Learning rates as tuned: " + ", ".join(f"`{name}` {rate:g}" for name, rate in rates.items()) + "."
+        yield "Tuned learning rates: " + ", ".join(f"`{name}` {rate:g}" for name, rate in rates.items()) + "."
 
 
 def _agreement(agreed: Mapping[str, Report]) -> str:

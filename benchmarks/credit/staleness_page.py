@@ -24,7 +24,7 @@ def block(reports: Mapping[str, Report]) -> str:
 def _planned(name: str) -> str:
     config, experiment = planned(name)
     return (
-        f"`{name}`: {len(config.conditions)} conditions, {config.seeds} seeds, {config.tokens} sampled tokens a run, "
+        f"`{name}`: {len(config.conditions)} conditions, {config.seeds} seeds, {config.tokens} sampled tokens per run, "
         f"{config.prompts_per_step} tasks x {config.group_size} rollouts a step, learning rate "
         f"{config.learning_rate:g}, start {config.start}; detects {100 * (experiment.power.smallest or 0):.1f} points. "
         "Not played yet.\n"

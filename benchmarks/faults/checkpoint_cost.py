@@ -1,4 +1,4 @@
-"""Measure what saving the states of a run costs, and how soon a resumed one plays; figures go into docs/survival.md.
+"""Measure the cost of checkpoints, and the start of a resumed run: docs/survival.md and results/survival.md.
 
     python -m benchmarks.faults.checkpoint_cost [--engine transformers] [--leg-s 300] [--rounds 4] \\
         [--starts 5] [--seconds 60]
@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.generated_blocks import ROOT, Block
+from benchmarks.generated_blocks import RESULTS, ROOT, Block
 from benchmarks.random_policies import SIZES, write_policy
 from repl_rl.rollout import ReplSampler
 from repl_rl.rollout.episode import Episode
@@ -34,8 +34,9 @@ from repl_rl.trainer.train_setup import train
 from repl_rl.trajectory.trajectory import Trajectory
 from repl_rl.utils.stop_signals import handle_stop_signals
 
-PAGE = Block(ROOT / "docs" / "survival.md", "faults/checkpoint_cost")
-FIGURES = ROOT / "benchmarks" / "results" / "survival_states.json"
+PAGE = Block(RESULTS / "survival.md", "faults/checkpoint_cost")
+SUMMARY = Block(ROOT / "docs" / "survival.md", "faults/checkpoint_cost")
+FIGURES = RESULTS / "survival_states.json"
 FIRST = "REPL_RL_FIRST_ROLLOUT"
 """Variable that names the file which the first rollout of a process leaves the time in, before it stops the process."""
 TRAINED = TrainerConfig(steps=1_000_000, prompts_per_step=4, group_size=4, warmup_steps=0, schedule="constant")
@@ -174,7 +175,7 @@ def measure(effort: Effort) -> dict[str, object]:
 
 
 def block(found: Mapping[str, object]) -> str:
-    """The generated block of docs/survival.md."""
+    """Return the generated block of the results."""
     step_s, start_s = found["step_s"], found["start_s"]
     assert isinstance(step_s, Mapping)
     assert isinstance(start_s, Mapping)
@@ -183,14 +184,30 @@ def block(found: Mapping[str, object]) -> str:
     text += (
         f"{found['cpus']} cores (load average {float(str(found['load_average'])):.1f}); {len(ratios)} rounds of two "
     )
-    text += f"legs of {float(str(found['leg_s'])):.0f} s, a state every {float(str(found['seconds'])):.0f} s or step, "
-    text += f"{found['states']} states:\n\n| | with states | without | ratio |\n|---|---|---|---|\n"
-    text += f"| a step, seconds, median of legs | {statistics.median(step_s['on']):.2f} | "
+    text += (
+        f"legs of {float(str(found['leg_s'])):.0f} s, a checkpoint every {float(str(found['seconds'])):.0f} s or step, "
+    )
+    text += f"{found['states']} checkpoints:\n\n| | with checkpoints | without | ratio |\n|---|---|---|---|\n"
+    text += f"| seconds per step, median of legs | {statistics.median(step_s['on']):.2f} | "
     text += f"{statistics.median(step_s['off']):.2f} | {statistics.median(ratios):.3f} "
     text += f"({min(ratios):.3f} to {max(ratios):.3f}) |\n\n"
-    text += f"From the start of a process to its first rollout, medians of {len(start_s['fresh'])}: "
+    text += f"Seconds from the start of a process to its first rollout, medians of {len(start_s['fresh'])}: "
     fresh, resumed = statistics.median(start_s["fresh"]), statistics.median(start_s["resumed"])
-    return f"{text}{fresh:.1f} s\nafresh, {resumed:.1f} s resumed, {resumed / fresh:.2f} times as long.\n"
+    return f"{text}{fresh:.1f} for\na new run, {resumed:.1f} for a resumed one (ratio {resumed / fresh:.2f}).\n"
+
+
+def summary(found: Mapping[str, object]) -> str:
+    """Return the generated block of docs/survival.md."""
+    step_s, start_s = found["step_s"], found["start_s"]
+    assert isinstance(step_s, Mapping)
+    assert isinstance(start_s, Mapping)
+    ratios = [on / off for on, off in zip(step_s["on"], step_s["off"], strict=True)]
+    fresh, resumed = (statistics.median(start_s[kind]) for kind in ("fresh", "resumed"))
+    return (
+        f"A step with checkpoints takes {statistics.median(ratios):.2f} times as long ({min(ratios):.2f} to "
+        f"{max(ratios):.2f} over rounds).\nThe first rollout begins after {fresh:.1f} s in a new run and {resumed:.1f} "
+        "s in a resumed one.\n"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -211,6 +228,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     (file or FIGURES).write_text(found)
     if file is None:
         PAGE.write(block(json.loads(found)))
+        SUMMARY.write(summary(json.loads(found)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Train the quickstart undisturbed and interrupted, by turns; figures go into docs/survival.md.
+"""Train the quickstart undisturbed and interrupted, alternately: docs/survival.md and results/survival.md.
 
     python -m benchmarks.faults.interrupted [--runs 5] [--strikes 3] [--steps 100] [--seed 0]
 
@@ -23,10 +23,11 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.generated_blocks import ROOT, Block
+from benchmarks.generated_blocks import RESULTS, ROOT, Block, Report
 
-PAGE = Block(ROOT / "docs" / "survival.md", "faults/interrupted")
-FIGURES = ROOT / "benchmarks" / "results" / "survival_interrupted.json"
+PAGE = Block(RESULTS / "survival.md", "faults/interrupted")
+SUMMARY = Block(ROOT / "docs" / "survival.md", "faults/interrupted")
+FIGURES = RESULTS / "survival_interrupted.json"
 SIGNALS = (signal.SIGTERM, signal.SIGKILL)
 _LEFT_S = 10.0
 """How long processes of a killed run may take to end."""
@@ -134,13 +135,8 @@ def measure(effort: Effort) -> dict[str, object]:
 
 
 def block(found: Mapping[str, object]) -> str:
-    """The generated block of docs/survival.md."""
-    told = found["told"]
-    assert isinstance(told, list)
-    kinds = {
-        "undisturbed": [one for one in told if not one["struck"]],
-        "interrupted": [one for one in told if one["struck"]],
-    }
+    """Return the generated block of the results."""
+    kinds = _split(found)
     text = "| | solved, temperature 1, of each run | mean | solved, greedy, mean | largest gap, nats |\n"
     text += "|---|---|---|---|---|\n"
     for kind, ones in kinds.items():
@@ -154,9 +150,32 @@ def block(found: Mapping[str, object]) -> str:
     text += (
         f"\nStopped {sum(count.values())} times ({', '.join(f'{name} {n}' for name, n in count.items())}); largest gap "
     )
-    text += f"at the first steps after\ngoing on {max(one['resumed_gap_max'] for one in hit):.1e} nats; processes left "
-    text += f"{sum(one['left'] for one in hit)}. Two groups of one kind would differ by at least as much in\n"
+    text += (
+        f"in the first\nsteps after a resume: {max(one['resumed_gap_max'] for one in hit):.1e} nats; processes left: "
+    )
+    text += f"{sum(one['left'] for one in hit)}. Two groups of one kind differ by at least as much in\n"
     return f"{text}{lasting:.0%} of cases (permutation test of the means at temperature 1).\n"
+
+
+def summary(found: Mapping[str, object]) -> str:
+    """Return the generated block of docs/survival.md."""
+    kinds = _split(found)
+    rates = {kind: [one["solve_rate"] for one in ones] for kind, ones in kinds.items()}
+    means = [f"{statistics.mean(values):.1%} in {len(values)} {kind} runs" for kind, values in rates.items()]
+    return (
+        f"Solved at temperature 1: {' and '.join(means)}. Two groups of one kind differ by\n"
+        f"at least as much in {chance(*rates.values()):.0%} of cases.\n"
+    )
+
+
+def _split(found: Mapping[str, object]) -> dict[str, list[Report]]:
+    """Return the undisturbed and the interrupted runs."""
+    told = found["told"]
+    assert isinstance(told, list)
+    return {
+        "undisturbed": [one for one in told if not one["struck"]],
+        "interrupted": [one for one in told if one["struck"]],
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -172,6 +191,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     (file or FIGURES).write_text(found)
     if file is None:
         PAGE.write(block(json.loads(found)))
+        SUMMARY.write(summary(json.loads(found)))
 
 
 if __name__ == "__main__":

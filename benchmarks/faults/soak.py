@@ -1,4 +1,4 @@
-"""Play very many rollouts and look at what grows and what is left; figures go into docs/survival.md.
+"""Play thousands of rollouts, and record growth and leftovers: docs/survival.md and results/survival.md.
 
     python -m benchmarks.faults.soak [--engine vllm] [--sandbox local] [--rollouts 10000]
     python -m benchmarks.faults.soak --engine scripted --sandbox docker
@@ -23,15 +23,16 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.generated_blocks import ROOT, Block
+from benchmarks.generated_blocks import RESULTS, ROOT, Block
 from benchmarks.scripted_writer import Writer
 from repl_rl.engine import ENGINES
 from repl_rl.rollout import SyncRollouts
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.tasks import Split
 
-PAGE = Block(ROOT / "docs" / "survival.md", "faults/soak")
-FIGURES = ROOT / "benchmarks" / "results" / "survival_soak.json"
+PAGE = Block(RESULTS / "survival.md", "faults/soak")
+SUMMARY = Block(ROOT / "docs" / "survival.md", "faults/soak")
+FIGURES = RESULTS / "survival_soak.json"
 SHARED = Path("/dev/shm")
 _QUANTILE = 2.131
 """Of Student's t, 97.5 %, with 15 degrees of freedom: slightly wide for more."""
@@ -156,8 +157,8 @@ def measure(effort: Effort) -> dict[str, object]:
 
 
 def block(reports: Sequence[Mapping[str, object]]) -> str:
-    """The generated block of docs/survival.md, a row for each soak."""
-    names = {"own_mib": "memory, MiB", "below_mib": "memory of processes below, MiB", "descriptors": "descriptors"}
+    """Return the generated block of the results, one row per soak."""
+    names = {"own_mib": "memory, MiB", "below_mib": "memory of child processes, MiB", "descriptors": "descriptors"}
     left = ("descriptors", "processes", "containers", "shared")
     text = "| engine, sandbox, rollouts | " + " | ".join(f"{name} per 1,000" for name in names.values())
     text += " | left: " + ", ".join(left) + " |\n|" + "---|" * (len(names) + 2) + "\n"
@@ -172,11 +173,24 @@ def block(reports: Sequence[Mapping[str, object]]) -> str:
         looks = report["looks"]
         assert isinstance(looks, list)
         grown = ", ".join(f"{mib:.2f}" for mib in quarters([float(one["own_mib"]) for one in looks]))
-        text += f"\nOwn memory of {report['engine']} on {report['sandbox']} grew, quarter by quarter, by {grown} MiB.\n"
+        text += f"\nGrowth of the main process per quarter, {report['engine']} on {report['sandbox']}: {grown} MiB.\n"
         whats = report.get("left_named")
         if isinstance(whats, list) and whats:
-            text += f"\nLeft by {report['engine']} on {report['sandbox']}, as long as the process lives: "
+            text += f"\nLeft by {report['engine']} on {report['sandbox']} until the process ends: "
             text += ", ".join(f"`{what}`" for what in whats) + ".\n"
+    return text
+
+
+def summary(reports: Sequence[Mapping[str, object]]) -> str:
+    """Return the generated block of docs/survival.md."""
+    text = "| engine, sandbox, rollouts | memory, MiB per 1,000 | left open |\n|---|---|---|\n"
+    for report in reports:
+        slopes, remains = report["slopes"], report["left"]
+        assert isinstance(slopes, Mapping)
+        assert isinstance(remains, Mapping)
+        grown = "{:+.2f} ± {:.2f}".format(*slopes["own_mib"])
+        where = f"{report['engine']}, {report['sandbox']}, {report['rollouts']}"
+        text += f"| {where} | {grown} | {sum(remains.values())} |\n"
     return text
 
 
@@ -198,7 +212,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     where = ("engine", "sandbox")
     reports = [one for one in older if [one[key] for key in where] != [report[key] for key in where]] + [report]
     FIGURES.write_text(json.dumps(reports, indent=2) + "\n")
-    PAGE.write(block(json.loads(FIGURES.read_text())))
+    kept = json.loads(FIGURES.read_text())
+    PAGE.write(block(kept))
+    SUMMARY.write(summary(kept))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Write the table of docs/pretrained.md that compares lines and fenced blocks of one model on GSM8K.
+"""Compare lines and fenced blocks of one model on GSM8K: differences in docs/pretrained.md, the table in results/.
 
     python -m benchmarks.models.code_model LABEL=FOLDER ...    from folders of `repl-rl eval --out`, one per row
 
@@ -12,14 +12,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.generated_blocks import ROOT, Block, Report, points, share
+from benchmarks.generated_blocks import RESULTS, ROOT, Block, Report, points, share
 from repl_rl.evaluation.confidence_intervals import compute_bootstrap_interval, wilson
 from repl_rl.runs.store import read_trajectories
 from repl_rl.samplers.chat_format import BOXED
 from repl_rl.trajectory.trajectory import Stop, Trajectory
 
-PAGE = Block(ROOT / "docs" / "pretrained.md", "models/code_model")
-FIGURES = ROOT / "benchmarks" / "results" / "coder.json"
+PAGE = Block(RESULTS / "pretrained.md", "models/code_model")
+SUMMARY = Block(ROOT / "docs" / "pretrained.md", "models/code_model")
+FIGURES = RESULTS / "coder.json"
 PARTS = {"greedy": "greedy", "1": "rollouts"}
 """Temperatures, and the folders of their rollouts in an evaluation."""
 BLOCKS = "fenced blocks"
@@ -55,7 +56,7 @@ def evaluation(folder: Path) -> Report:
 
 
 def block(kept: Report) -> str:
-    """Return the table, and the differences between lines and fenced blocks."""
+    """Return the table of the results."""
     text = (
         "| | T | problems | answered | solved | lines in error | tokens per rollout |\n|---|---|---|---|---|---|---|\n"
     )
@@ -64,19 +65,25 @@ def block(kept: Report) -> str:
             errors = f"{one['errors']:.1%}" if one["executed"] else "-"
             shares = f"{share(one['answered'])} | {share(one['solved'])}"
             text += f"| {label} | {name} | {one['problems']} | {shares} | {errors} | {one['tokens']:.0f} |\n"
-    return text + "".join(difference(kept, label) for label in COMPARED if {label, BLOCKS} <= kept.keys())
+    return text
 
 
-def difference(kept: Report, label: str) -> str:
-    """Return the difference in solved problems between the rows of `label` and fenced blocks, for each temperature."""
-    found = []
+def summary(kept: Report) -> str:
+    """Return the block of docs/pretrained.md: differences to fenced blocks per temperature."""
+    text = "Solve rate minus that of fenced blocks on the same problems, in points:\n\n"
+    text += "| | problems | greedy | T = 1 |\n|---|---|---|---|\n"
+    return text + "".join(_differ(kept, label) for label in COMPARED if {label, BLOCKS} <= kept.keys())
+
+
+def _differ(kept: Report, label: str) -> str:
+    cells, problems = [], set[int]()
     for name in PARTS:
         ours, theirs = (kept[row][name]["right"] for row in (label, BLOCKS))
         both = sorted(ours.keys() & theirs.keys())
         value = asdict(compute_bootstrap_interval([float(ours[task] - theirs[task]) for task in both]))
-        words = "greedily" if name == "greedy" else f"at T = {name}"
-        found.append(f"{points(value)} {words} ({len(both)} problems)")
-    return f"\nSolve rate of {label}, minus that of blocks on the same problems, in points: {', '.join(found)}.\n"
+        cells.append(points(value))
+        problems.add(len(both))
+    return f"| {label} | {' and '.join(map(str, sorted(problems)))} | {' | '.join(cells)} |\n"
 
 
 def main(given: Sequence[str]) -> None:
@@ -87,6 +94,7 @@ def main(given: Sequence[str]) -> None:
         kept[label] = evaluation(Path(folder))
     FIGURES.write_text(json.dumps(kept) + "\n")
     PAGE.write(block(kept))
+    SUMMARY.write(summary(kept))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Train every family of the zoo on every engine, and write docs/models.md from what came of it.
+"""Train every family of the zoo on every engine; docs/models.md lists the outcome, results/models.md has all rows.
 
     python -m benchmarks.models.families                     all of it, each engine in a process of its own
     python -m benchmarks.models.families --only NAME ...     those families on each engine; the other rows stay
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from transformers import AutoModelForCausalLM
 
-from benchmarks.generated_blocks import ROOT, Block
+from benchmarks.generated_blocks import RESULTS, ROOT, Block
 from benchmarks.models.zoo import ZOO, Family
 from repl_rl.engine import ENGINES, EngineOptions
 from repl_rl.errors import ConfigError, ReplRLError
@@ -33,8 +33,9 @@ from repl_rl.trainer.rollout_source import StepRecord
 from repl_rl.trainer.train_setup import train
 from repl_rl.utils.package_data import find_asset
 
-PAGE = Block(ROOT / "docs" / "models.md", "models/families")
-FIGURES = ROOT / "benchmarks" / "results" / "models.json"
+PAGE = Block(RESULTS / "models.md", "models/families")
+SUMMARY = Block(ROOT / "docs" / "models.md", "models/families")
+FIGURES = RESULTS / "models.json"
 ENGINE_NAMES = ("transformers", "vllm")
 TRACEBACK = "Traceback (most recent call last)"
 CONTEXT = 256
@@ -134,18 +135,29 @@ def play_apart(engine: str, names: Sequence[str] = ()) -> tuple[list[Row], int]:
 
 
 def block(figures: Mapping[str, object]) -> str:
-    """The generated block of docs/models.md."""
+    """Return the generated block of the results."""
     rows = rows_of(figures)
     by = {(row.family, row.engine): row for row in rows}
     counts = [sum(row.engine == name and row.outcome == "trained" for row in rows) for name in ENGINE_NAMES]
     slowest = max(row.check_s for row in rows)
-    text = f"{len(ZOO)} families; trained: {counts[0]} on `transformers`, {counts[1]} on `vllm`. All others are refused"
-    text += f" by a check\nthat took at most {slowest:.1f} s of CPU time. Raw tracebacks: {figures['tracebacks']}.\n\n"
+    text = f"{len(ZOO)} families; trained: {counts[0]} on `transformers`, {counts[1]} on `vllm`. A check refuses"
+    text += f" all others\nin at most {slowest:.1f} s of CPU time. Raw tracebacks: {figures['tracebacks']}.\n\n"
     text += "| family | `transformers` | `vllm` |\n|---|---|---|\n"
     for family in ZOO:
         cells = [_cell(by[family.name, engine]) for engine in ENGINE_NAMES]
         text += f"| {family.name} | {' | '.join(cells)} |\n"
     return text
+
+
+def summary(figures: Mapping[str, object]) -> str:
+    """Return the generated block of docs/models.md: families by the engines that train them."""
+    by = {(row.family, row.engine): row for row in rows_of(figures)}
+    groups: dict[str, list[str]] = {}
+    for family in ZOO:
+        engines = [f"`{name}`" for name in ENGINE_NAMES if by[family.name, name].outcome == "trained"]
+        groups.setdefault(" and ".join(engines) or "none", []).append(family.name)
+    text = f"{len(ZOO)} families:\n\n| trained on | families |\n|---|---|\n"
+    return text + "".join(f"| {engines} | {'; '.join(names)} |\n" for engines, names in groups.items())
 
 
 def _cell(row: Row) -> str:
@@ -166,6 +178,7 @@ def publish(rows: Sequence[Row], tracebacks: int) -> None:
     figures = {"tracebacks": tracebacks, "rows": [asdict(row) for row in rows]}
     FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
     PAGE.write(block(figures))
+    SUMMARY.write(summary(figures))
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -20,11 +20,11 @@ def block(before: Path, after: Path) -> str:
     told = [json.loads(path.read_text()) for path in (before, after)]
     difference = compare(read_study(after), read_study(before)).difference
     text = "| GSM8K, test set | problems | solved, temperature 1 | lines in error |\n|---|---|---|---|\n"
-    for label, figures in zip(("as it comes", "after training"), told, strict=True):
+    for label, figures in zip(("before the cold start", "after training"), told, strict=True):
         shares = f"{interval(figures['solve_rate'])} | {percent(figures['line_error_rate'])}"
         text += f"| {label} | {figures['tasks']} | {shares} |\n"
     points = [100 * value for value in (difference.value, difference.low, difference.high)]
-    return text + "\nDifference, problem by problem: {:+.1f} points ({:+.1f} to {:+.1f}).\n".format(*points)
+    return text + "\nDifference on the same problems: {:+.1f} points ({:+.1f} to {:+.1f}).\n".format(*points)
 
 
 def publish(runs: Path) -> None:

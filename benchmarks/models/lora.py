@@ -1,4 +1,4 @@
-"""Copy a short training of a code model with adapters into docs/pretrained.md: figures per step, and its curves.
+"""Publish a short training of a code model with adapters: its table in docs/pretrained.md, the rest in results/.
 
     python -m benchmarks.models.lora RUN    from the folder of `repl-rl train`
 
@@ -10,13 +10,14 @@ import shutil
 import sys
 from pathlib import Path
 
-from benchmarks.generated_blocks import ROOT, Block, Report
+from benchmarks.generated_blocks import RESULTS, ROOT, Block, Report
 from benchmarks.models.pretrained import FOLDER, minutes, percent, share
 from benchmarks.models.training import changed
 from repl_rl.cli.train import TrainConfig
 from repl_rl.settings.argument_parser import load_toml, read_table
 
-PAGE = Block(ROOT / "docs" / "pretrained.md", "models/lora")
+PAGE = Block(RESULTS / "pretrained.md", "models/lora")
+SUMMARY = Block(ROOT / "docs" / "pretrained.md", "models/lora")
 FIGURES = FOLDER / "lora.json"
 CURVES = FOLDER / "lora.png"
 _LEFT_OUT = {"name", "model", "out", "overwrite"}
@@ -40,33 +41,39 @@ def figures(run: Path) -> Report:
 
 
 def block(kept: Report) -> str:
-    """Return the block of the page."""
-    rows, count = kept["rows"], kept["held_out_tasks"]
+    """Return the block of the results."""
+    rows = kept["rows"]
+    steps = ", ".join(f"{row['solve_rate']:.0%}" for row in rows)
+    gap = max(row["logprob_gap_max"] for row in rows)
+    text = (
+        f"Solved rollouts per training step: {steps}.\n\n"
+        f"Largest gap of one log probability between sampler and trainer, over all steps: {gap:.1e} nats.\n\n"
+        "![learning curves](pretrained/lora.png)\n\n"
+        "Settings that differ from the bundled policy's defaults:\n\n```toml\n"
+    )
+    return text + "".join(f"{name} = {json.dumps(value)}\n" for name, value in kept["settings"].items()) + "```\n"
+
+
+def summary(kept: Report) -> str:
+    """Return the block of docs/pretrained.md."""
+    count = kept["held_out_tasks"]
     text = (
         f"{count} held-out tasks; {kept['steps']} steps of {kept['rollouts']} rollouts in {minutes(kept['train_s'])} "
-        f"on {kept['cores']} cores, engine {kept['engine']}, sandbox {kept['sandbox']}:\n\n"
-        "| | before | after |\n|---|---|---|\n"
+        f"on {kept['cores']} cores:\n\n| | before | after |\n|---|---|---|\n"
     )
     for label, key in (("solved, temperature 1", "solve_rate"), ("solved, greedy", "greedy")):
         text += f"| {label} | " + " | ".join(share(kept[f"{key}_{when}"], count) for when in ("first", "last")) + " |\n"
     errors = " | ".join(percent(kept[f"line_error_rate_{when}"]) for when in ("first", "last"))
-    steps = ", ".join(f"{row['solve_rate']:.0%}" for row in rows)
-    gap = max(row["logprob_gap_max"] for row in rows)
-    text += (
-        f"| lines in error | {errors} |\n\n"
-        f"Solved rollouts per training step: {steps}.\n\n"
-        f"Largest gap of one log probability between sampler and trainer, over all steps: {gap:.1e} nats.\n\n"
-        "![learning curves](../benchmarks/results/pretrained/lora.png)\n\n"
-        "The settings of the run that are not the bundled policy's:\n\n```toml\n"
-    )
-    return text + "".join(f"{name} = {json.dumps(value)}\n" for name, value in kept["settings"].items()) + "```\n"
+    return text + f"| lines in error | {errors} |\n"
 
 
 def publish(run: Path) -> None:
     """Publish the run in folder `run`."""
     FIGURES.write_text(json.dumps(figures(run), indent=1) + "\n")
     shutil.copyfile(run / "curves.png", CURVES)
-    PAGE.write(block(json.loads(FIGURES.read_text())))
+    kept = json.loads(FIGURES.read_text())
+    PAGE.write(block(kept))
+    SUMMARY.write(summary(kept))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Copy what `make pretrained` brought into docs/pretrained.md, with its figures, curve and transcripts.
+"""Publish what `make pretrained` wrote: its table in docs/pretrained.md, everything in results/pretrained.md.
 
     python -m benchmarks.models.pretrained runs    from runs/pretrained*
 
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.generated_blocks import ROOT, Block
+from benchmarks.generated_blocks import RESULTS, ROOT, Block
 from benchmarks.models.publish_run import choose, transcript
 from benchmarks.models.training import changed
 from repl_rl.cli.train import TrainConfig
@@ -22,34 +22,42 @@ from repl_rl.settings.argument_parser import read_table as read_settings
 from repl_rl.settings.legacy import modern
 from repl_rl.trajectory.trajectory import Trajectory
 
-RUN = Block(ROOT / "docs" / "pretrained.md", "models/pretrained")
-FOLDER = ROOT / "benchmarks" / "results" / "pretrained"
+RUN = Block(RESULTS / "pretrained.md", "models/pretrained")
+SUMMARY = Block(ROOT / "docs" / "pretrained.md", "models/pretrained")
+FOLDER = RESULTS / "pretrained"
 KEPT = ("summary.json", "metrics.jsonl", "curves.png", "config.toml")
 
 Figures = Mapping[str, object]
 
 
 def block(folder: Path) -> str:
-    """The generated block about the run, from what `publish` put into `folder`."""
+    """Return the generated block of the results, from the files of `publish_run` in `folder`."""
     summary: Figures = json.loads((folder / "summary.json").read_text())
-    before: Figures = json.loads((folder / "before.json").read_text())
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     config = told(folder)
-    rollouts = config.trainer.prompts_per_step * config.trainer.group_size
     gap = max(row["logprob_gap_max"] for row in rows)
     return (
-        f"{summary['held_out_tasks']} held-out tasks of {len(families(summary))} families; {summary['steps']} steps of "
-        f"{rollouts} rollouts in {minutes(summary['train_s'])} on {summary['cores']} cores, engine "
-        f"{summary['engine']}, sandbox {summary['sandbox']}:\n\n"
-        f"{table(summary, before)}\n"
-        f"When the console's output is altered behind the policy's back, {percent(summary['tamper_followed'])} of its\n"
-        f"literal answers follow what it was shown. Largest gap of one log probability between sampler and trainer,\n"
-        f"over all steps: {gap:.1e} nats.\n\n"
-        f"![learning curves](../benchmarks/results/pretrained/curves.png)\n\n"
-        f"{by_family(summary)}\n"
-        f"A rollout of the model as it comes, and one of the last step (`▸` marks what the policy wrote itself):\n\n"
+        f"When another output replaces the console's, {percent(summary['tamper_followed'])} of the policy's literal "
+        f"answers follow it. The largest gap of one log probability between sampler and trainer, over all steps, is "
+        f"{gap:.1e} nats.\n\n"
+        f"![learning curves](pretrained/curves.png)\n\n"
+        f"Solve rate per family, temperature 1:\n\n{by_family(summary)}\n"
+        f"A rollout before the cold start, and one of the last step (`▸` marks lines of the policy):\n\n"
         f"```\n{(folder / 'before.txt').read_text()}```\n\n```\n{(folder / 'after.txt').read_text()}```\n\n"
-        f"The settings of the run that are not the bundled policy's:\n\n```toml\n{settings(config)}```\n"
+        f"Settings that differ from the bundled policy's defaults:\n\n```toml\n{settings(config)}```\n"
+    )
+
+
+def summary_block(folder: Path) -> str:
+    """Return the generated block of docs/pretrained.md."""
+    summary: Figures = json.loads((folder / "summary.json").read_text())
+    before: Figures = json.loads((folder / "before.json").read_text())
+    trainer = told(folder).trainer
+    return (
+        f"{summary['held_out_tasks']} held-out tasks of {len(families(summary))} families; {summary['steps']} steps of "
+        f"{trainer.prompts_per_step * trainer.group_size} rollouts in {minutes(summary['train_s'])} on "
+        f"{summary['cores']} cores, engine {summary['engine']}, sandbox {summary['sandbox']}:\n\n"
+        f"{table(summary, before)}"
     )
 
 
@@ -59,10 +67,10 @@ def told(folder: Path) -> TrainConfig:
 
 
 def table(summary: Figures, before: Figures) -> str:
-    """The model as it comes, after the cold start, after training."""
+    """Return the figures before the cold start, after it, and after training."""
     count = int(str(summary["held_out_tasks"]))
     rows = [("solved, temperature 1", "solve_rate"), ("solved, greedy", "greedy")]
-    games = f"as it comes ({before['tasks']} tasks)"
+    games = f"before ({before['tasks']} tasks)"
     text = f"| | {games} | after the cold start | after training |\n|---|---|---|---|\n"
     for label, key in rows:
         cells = " | ".join(share(summary[f"{key}_{when}"], count) for when in ("first", "last"))
@@ -128,6 +136,7 @@ def publish_run(runs: Path) -> None:
     (FOLDER / "before.txt").write_text(transcript(typical(list(read_trajectories(first)))))
     (FOLDER / "after.txt").write_text(transcript(choose(list(read_trajectories(last)))))
     RUN.write(block(FOLDER))
+    SUMMARY.write(summary_block(FOLDER))
 
 
 def typical(trajectories: Sequence[Trajectory]) -> Trajectory:

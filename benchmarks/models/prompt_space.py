@@ -1,4 +1,4 @@
-"""Write the tables of docs/templates.md about the space after a prompt.
+"""Write the tables about the space after a prompt into benchmarks/results/templates.md and docs/templates.md.
 
     python -m benchmarks.models.prompt_space              the form that each vocabulary of the tests gets
     python -m benchmarks.models.prompt_space MODEL ...    and the cost of first tokens (folders or GGUF files)
@@ -18,7 +18,7 @@ from statistics import fmean
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.generated_blocks import ROOT, Block
+from benchmarks.generated_blocks import RESULTS, ROOT, Block
 from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.sft.demonstrations_from_doctests import STDLIB, DocstringTest, iterate_doctests
@@ -26,7 +26,8 @@ from repl_rl.trajectory.console_text import PS1, PS2
 from repl_rl.trajectory.trajectory import Observed, Prompt
 from tests.vocabularies import VOCABULARIES
 
-PAGE = Block(ROOT / "docs" / "templates.md", "models/prompt_space")
+PAGE = Block(RESULTS / "templates.md", "models/prompt_space")
+SUMMARY = Block(ROOT / "docs" / "templates.md", "models/prompt_space")
 FIGURES = ROOT / "benchmarks" / "results" / "prompt_space.json"
 TRANSCRIPTS = 40
 MOST_IDS = 512
@@ -94,15 +95,19 @@ def _nats(network: torch.nn.Module, ids: Sequence[int], places: Sequence[int]) -
 
 
 def block(figures: dict[str, dict[str, dict[str, str]]]) -> str:
-    """The tables."""
+    """Return the table of vocabularies."""
     rows = "".join(f"| {name} | {one['form']} | {one['tokens']} |\n" for name, one in figures["forms"].items())
-    text = f"| vocabulary | the space is | a prompt and a line in its tokens |\n|---|---|---|\n{rows}"
+    return f"| vocabulary | the space is | a prompt and a line in its tokens |\n|---|---|---|\n{rows}"
+
+
+def summary(figures: dict[str, dict[str, dict[str, str]]]) -> str:
+    """Return the table of models, with the cost of first tokens."""
     costly = "".join(
         f"| {name} | {one['lines']} | {one['observed']:.2f} | {one['sampled']:.2f} | {one['whole']:.2f} |\n"
         for name, one in figures["costs"].items()
     )
     head = "| model | lines | space observed | space sampled | whole text |\n|---|---|---|---|---|\n"
-    return f"{text}\nNats of a line's first token:\n\n{head}{costly}" if costly else text
+    return f"Nats of a line's first token, mean over lines:\n\n{head}{costly}"
 
 
 def main(models: Sequence[str]) -> None:
@@ -115,6 +120,7 @@ def main(models: Sequence[str]) -> None:
         print(name, figures["costs"][name], flush=True)
     FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
     PAGE.write(block(figures))
+    SUMMARY.write(summary(figures))
 
 
 if __name__ == "__main__":

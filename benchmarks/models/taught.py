@@ -1,4 +1,4 @@
-"""Write the table of docs/templates.md about a model that learned from demonstrations, with either form of the space.
+"""Write the table of a model that learned from demonstrations, per form of the space, into results/templates.md.
 
     python -m benchmarks.models.taught "LABEL=DATA,DATA=EVAL,EVAL" ...
 
@@ -16,15 +16,15 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.generated_blocks import ROOT, Block, Report, share
+from benchmarks.generated_blocks import RESULTS, Block, Report, share
 from repl_rl.evaluation.confidence_intervals import compute_bootstrap_interval, wilson
 from repl_rl.runs.store import read_trajectories
 from repl_rl.sft.demonstrations import MIXES, PROTOCOLS
 from repl_rl.tasks import Split, draw_problem
 from repl_rl.trajectory.trajectory import Trajectory
 
-PAGE = Block(ROOT / "docs" / "templates.md", "models/taught")
-FIGURES = ROOT / "benchmarks" / "results" / "prompt_space_taught.json"
+PAGE = Block(RESULTS / "templates.md", "models/taught")
+FIGURES = RESULTS / "prompt_space_taught.json"
 
 
 def answers(folder: Path) -> Mapping[str, str]:

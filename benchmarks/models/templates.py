@@ -1,4 +1,4 @@
-"""Write the table of docs/templates.md: what can be done with each chat template that TRL ships.
+"""Try each chat template that TRL ships: a table in benchmarks/results/templates.md, counts in docs/templates.md.
 
     python -m benchmarks.models.templates
 
@@ -6,6 +6,7 @@ No model is needed: a tokenizer of single bytes gets the control tokens that sta
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -13,14 +14,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import get_json_schema
 
-from benchmarks.generated_blocks import ROOT, Block
+from benchmarks.generated_blocks import RESULTS, ROOT, Block
 from repl_rl.errors import ConfigError
 from repl_rl.rollout.chat_template import Message
 from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.samplers.chat_format import ChatFormat, make_tool_call_message
 from repl_rl.samplers.tool_call_parsing import detect_call_parser
 
-PAGE = Block(ROOT / "docs" / "templates.md", "models/templates")
+PAGE = Block(RESULTS / "templates.md", "models/templates")
+SUMMARY = Block(ROOT / "docs" / "templates.md", "models/templates")
 SHIPPED = files("trl") / "chat_templates"
 CONTROL = re.compile(
     r"<[|｜][^<>{}\s]+?[|｜]>|<\|\w+>|<\w+\|>|<(?:start|end)_of_\w+>|</?s>|<eos>|\[/?INST\]|</?think>|</?tool_call>"
@@ -123,9 +125,8 @@ def _spliced(chat: ChatFormat, reply: Message, turn: Message, called: tuple[str,
     return True, all(map(whole.startswith, before)) and whole.endswith(glue)
 
 
-def table() -> str:
-    """The block of the page."""
-    rows = [row(name) for name in names()]
+def table(rows: Sequence[Row]) -> str:
+    """Return the block of the results."""
     lines = [
         "| template | feedback turns | tools written | parsed back | by | prefix kept | `--chat.` |",
         "|---|---|---|---|---|---|---|",
@@ -134,9 +135,22 @@ def table() -> str:
         flags = [_yes(each.feedback), _yes(each.tools), _yes(each.parsed) if each.tools else "-", each.origin or "-"]
         keys = ", ".join(f"`{key}`" for key in each.arguments) or "-"
         lines.append(f"| {' | '.join([each.name, *flags, 'yes' if each.kept else 'here only', keys])} |")
-    counts = [sum(flag) for flag in zip(*((r.feedback, r.tools, r.parsed, r.kept) for r in rows), strict=True)]
+    counts = _count(rows)
     lines.append(f"| **{len(rows)}** | **{counts[0]}** | **{counts[1]}** | **{counts[2]}** | | **{counts[3]}** | |")
     return "\n".join(lines) + "\n"
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """Return the block of the documentation: one count per column of the table."""
+    feedback, tools, parsed, kept = _count(rows)
+    return (
+        f"Of {len(rows)} templates, {feedback} accept feedback turns and {tools} write tools. repl_rl parses the calls "
+        f"of {parsed}.\nIn {kept}, a longer conversation keeps the earlier text.\n"
+    )
+
+
+def _count(rows: Sequence[Row]) -> list[int]:
+    return [sum(flag) for flag in zip(*((r.feedback, r.tools, r.parsed, r.kept) for r in rows), strict=True)]
 
 
 def _yes(flag: bool) -> str:
@@ -144,4 +158,6 @@ def _yes(flag: bool) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write(table())
+    tried = [row(name) for name in names()]
+    PAGE.write(table(tried))
+    SUMMARY.write(summary(tried))

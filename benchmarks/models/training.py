@@ -58,16 +58,17 @@ def command(run: Run) -> str:
 
 def block(runs: Sequence[Run]) -> str:
     """The generated block of docs/training.md."""
-    text = "| tasks | sampler | held-out tasks | steps | | before | after (95 % interval) | training |\n"
-    text += "|---|---|---|---|---|---|---|---|\n"
+    text = "Solve rate on held-out tasks before and after training (95 % interval):\n\n"
+    text += "| tasks | sampler | held out | steps | seconds | temperature 1 | greedy |\n|---|---|---|---|---|---|---|\n"
     for run in runs:
         config, summary = run["config"], run["summary"]
         tasks, sampler = config.get("tasks", TrainConfig.tasks), config.get("sampler", TrainConfig.sampler)
-        cells = f"| `{tasks}` | `{sampler}` | {summary['held_out_tasks']} | {summary['steps']} "
-        text += f"{cells}| solved, temperature 1 | {_change(summary, 'solve_rate')} | {summary['train_s']:.0f} s |\n"
-        text += f"| | | | | solved, greedy | {_change(summary, 'greedy')} | |\n"
+        cells = (
+            f"| `{tasks}` | `{sampler}` | {summary['held_out_tasks']} | {summary['steps']} | {summary['train_s']:.0f} "
+        )
+        text += f"{cells}| {_change(summary, 'solve_rate')} | {_change(summary, 'greedy')} |\n"
     cores = sorted({int(str(run["summary"]["cores"])) for run in runs})
-    text += f"\nEngine and sandbox: {_used(runs)}; {' or '.join(map(str, cores))} cores, which other work shared.\n\n"
+    text += f"\nEngine and sandbox: {_used(runs)}; {' or '.join(map(str, cores))} cores, shared with other work.\n\n"
     return text + "```sh\n" + "".join(map(command, runs)) + "```\n"
 
 
@@ -75,7 +76,7 @@ def _change(summary: Mapping[str, object], key: str) -> str:
     count = int(str(summary["held_out_tasks"]))
     first, last = (float(str(summary[f"{key}_{when}"])) for when in ("first", "last"))
     # Rollouts that failed on our side count nowhere, so a share of tasks need not be a whole number of them.
-    return f"{first:.1%} | {wilson(round(last * count), count)}"
+    return f"{first:.1%} to {wilson(round(last * count), count)}"
 
 
 def _used(runs: Sequence[Run]) -> str:

@@ -8,14 +8,13 @@ from pathlib import Path
 from nbconvert import MarkdownExporter
 
 ROOT = Path(__file__).parents[2]
+_RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.md"))
 WRITTEN = {
     "index.md": "README.md",
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
-    "benchmarks/results/sandbox.md": "benchmarks/results/sandbox.md",
-    "benchmarks/results/credit.md": "benchmarks/results/credit.md",
-    "benchmarks/results/update.md": "benchmarks/results/update.md",
     "examples.md": "examples/README.md",
+    **{f"benchmarks/results/{path.name}": f"benchmarks/results/{path.name}" for path in _RESULTS},
 }
 """Pages whose text stands outside docs/, with the path of that text in the repository."""
 NOTEBOOKS = "notebooks"

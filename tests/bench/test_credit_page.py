@@ -63,10 +63,10 @@ def test_no_number_was_typed_into_a_page_by_hand(typed: str) -> None:
     assert not re.search(r"\d", re.sub(r"```sh\n.*?```", "", typed, flags=re.DOTALL))
 
 
-def test_the_summary_has_a_row_per_regime_with_its_findings_and_the_difference_that_its_seeds_detect() -> None:
+def test_the_overview_has_a_row_per_regime_with_its_findings_and_the_difference_that_its_seeds_detect() -> None:
     levels = {BASELINE: 0.4, "two_stream/penalty": 0.6, "errors/first": 0.2, "errors/spared": 0.4}
     floor = written({BASELINE: -0.15, "errors/first": -0.14}, seeds=6, regime="long")
-    text = regimes.summary({"noise": written(levels, seeds=6, regime="noise"), "long": floor})
+    text = regimes.overview({"noise": written(levels, seeds=6, regime="noise"), "long": floor})
     (row,) = re.findall(r"^\| `noise` \| .*$", text, re.MULTILINE)
     found = r"\| 3 \| `two_stream/penalty` \+20\.\d \([^)]*\) \| `errors/first` -\d+\.\d \([^)]*\) \| \d\.\d \|"
     assert re.search(found, row)
@@ -93,8 +93,8 @@ def test_a_regime_is_told_with_corrected_differences_agreement_and_what_its_seed
     assert "Of 3 conditions 1 (`errors/first`) is below `outcome/none` after Holm's correction." in text
     assert "| cosine, start | cosine, middle | cosine, end | signal, start |" in text
     assert "| `errors/first` | 0.25 | 0.25 | 0.25 | 0.50 |" in text
-    assert "Learning rates as tuned: `outcome/none` 0.002" in text
-    assert "Spread over seeds as measured" in text
+    assert "Tuned learning rates: `outcome/none` 0.002" in text
+    assert "Measured spread over seeds" in text
 
 
 def test_a_regime_with_blocks_is_published_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -118,9 +118,8 @@ def test_the_default_preset_follows_by_the_rule_of_the_page() -> None:
     assert regimes.preset({"today": written(other, seeds=6)}) == "two_stream/penalty", "this regime does not decide"
     assert regimes.preset({"noise": rows["up"], "today": rows["down"]}) == BASELINE, "found below in some regime"
     assert regimes.preset({"pretrained": rows["down"]}) == "two_stream/penalty", "it is looked at and decides nothing"
-    assert "is `errors/first`, in the place of `two_stream/penalty`." in regimes.summary(
-        {"errors": written(other, seeds=6)}
-    )
+    replaced = regimes.summary({"errors": written(other, seeds=6)})
+    assert "after 1 published regimes, `errors/first` replaces `two_stream/penalty`." in replaced
 
 
 def test_the_sentence_of_the_readme_is_that_of_the_published_regimes() -> None:
@@ -136,12 +135,12 @@ def test_what_was_found_is_counted_either_way_over_all_regimes_and_blocks_are_no
     second = written({BASELINE: 0.4, "return_to_go/none": 0.6, "errors/first": 0.4}, seeds=6, regime="long")
     reports = {"noise": first, "long": second}
     text = one_line(buys.together(reports))
-    assert "(`long`, `noise`), of 3 comparisons 1 (`return_to_go/none` in `long`) learned faster and" in text
-    assert "1 (`two_stream/penalty` in `noise`) slower" in text
+    assert "Of 3 comparisons at equal sampled tokens, 1 learned faster and 1 slower, after Holm's" in text
+    assert "The regimes are `long`, `noise`." in text
     assert "Of 2 with a penalty for lines in error, 1 had fewer of them on held-out tasks (20.0 points)" in text
-    assert re.search(r"with seeds that detect \d\.\d( to \d\.\d)? points", text)
-    assert "1 (`two_stream/penalty` in `noise`) slower" in regimes.summary(reports)
-    assert "- Code between fences in place of single lines, in `noise`" in buys.together(reports)
+    assert re.search(r"Their seeds detect \d\.\d( to \d\.\d)? points", text)
+    assert "learned faster and 1 slower" in regimes.summary(reports)
+    assert "| `noise` | 6 | 30% | 20% | -30.0 (" in buys.together(reports)
     text = one_line(buys.block(reports))
     assert re.search(r"of 3 comparisons in 2 regimes, whose seeds detect \d\.\d( to \d\.\d)? points, 1 learned", text)
     assert "sampled tokens: nothing that was found twice; of 3" in text
@@ -156,13 +155,14 @@ def test_what_was_found_is_counted_either_way_over_all_regimes_and_blocks_are_no
 def test_a_regime_in_which_nearly_nothing_is_solved_is_said_to_tell_nothing_and_is_not_counted() -> None:
     floor = written({BASELINE: -0.15, "errors/first": -0.14}, seeds=6, regime="long")
     told = written({BASELINE: 0.4, "errors/first": 0.2}, seeds=6, regime="noise")
-    assert "this regime, as it was planned, tells nothing" in regimes.block({"long": floor})
-    assert "tells nothing" not in regimes.block({"noise": told})
+    assert "This regime shows nothing" in regimes.block({"long": floor})
+    assert "shows nothing" not in regimes.block({"noise": told})
     reports = {"long": floor, "noise": told}
     assert "; of 1 comparison in 1 regime, " in one_line(buys.block(reports))
     text = one_line(buys.together(reports))
-    assert "(`noise`), of 1 comparison " in text
-    assert text.endswith("Not counted is `long`, in which nearly nothing was solved under any condition.")
+    assert "Of 1 comparison at" in text
+    assert "The regimes are `noise`." in text
+    assert text.endswith("Not counted: `long`, where nearly nothing was solved under any condition.")
 
 
 def test_what_is_found_again_on_other_seeds_is_told_and_counted_apart() -> None:
@@ -174,13 +174,14 @@ def test_what_is_found_again_on_other_seeds_is_told_and_counted_apart() -> None:
     told = (
         "- Of 2 conditions that `errors` found to differ from `outcome/none` on 6 seeds, 1 (`two_stream/penalty`) is "
     )
-    told += "found again, in the same direction, on 6, of which it had played 6.\n"
+    told += "found again, in the same direction, on 6 seeds. 6 of these are among the first.\n"
     assert told in regimes.block(reports)
     assert "found again" not in regimes.block({"errors_again": again}), "nothing to hold it against"
     text = one_line(buys.together(reports))
-    assert "(`errors`), of 3 comparisons 2 (" in text
-    assert " Asked again on 6 other seeds, 1 of 2 findings of `errors` held: `two_stream/penalty` +20.0 (" in text
-    assert "`errors/first` -10." in text, "what did not hold is told with its figure"
+    assert "Of 3 comparisons at equal sampled tokens, 2 learned faster" in text
+    assert "The regimes are `errors`." in text
+    assert re.search(r"\| `errors` \| `two_stream/penalty` \| \+20\.0 [^|]*\| \+20\.0 [^|]*\| 6 \| yes \|", text)
+    assert re.search(r"\| `errors` \| `errors/first` \|[^|]*\| -10\.[^|]*\| 6 \| no \|", text)
     text = one_line(buys.block(reports))
     assert re.search(
         r"where many lines fail, in points .* \+20\.0 \([^)]*\) with `two_stream/penalty`, found twice", text

@@ -228,9 +228,11 @@ def test_a_file_where_there_is_no_folder_is_refused_before_anything_runs(tmp_pat
 def test_the_page_shows_what_was_published_or_that_nothing_was() -> None:
     found = json.loads(page.FIGURES.read_text()) if page.FIGURES.exists() else None
     assert page.PAGE.text == page.block(found)
+    assert page.SUMMARY.text == page.summary(found)
 
 
 def test_without_published_figures_the_page_says_that_no_gpu_has_run_them() -> None:
+    assert page.block(None) == page.summary(None)
     assert page.block(None).startswith("Not yet run on a GPU")
     rows = [{"name": "a", "verdict": "passed", "why": "", "figures": {"gpu": "X", "gap": 0.5}, "seconds": 7.4}]
     text = page.block({"device": "cuda:0", "rows": [{**row, "made": "2027-01-02T03:04:05+00:00"} for row in rows]})
@@ -249,5 +251,5 @@ def test_what_is_published_has_nothing_of_what_processes_said() -> None:
 
 
 def test_no_figure_of_a_check_stands_outside_of_the_generated_block() -> None:
-    assert not re.search(r"\b(passed|failed) \|", page.PAGE.around)
+    assert not re.search(r"\b(passed|failed) \|", page.PAGE.around + page.SUMMARY.around)
     assert "repl-rl doctor --gpu --json gpu.json" in documents.commands()

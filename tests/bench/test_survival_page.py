@@ -1,4 +1,4 @@
-"""The figures of docs/survival.md come from its benchmarks, and a slope is told with its interval."""
+"""The figures of survival.md in docs/ and in results/ come from its benchmarks, slopes with their intervals."""
 
 import json
 import sys
@@ -17,6 +17,7 @@ def test_the_page_holds_what_was_measured_or_says_that_nothing_was() -> None:
     for maker in (interrupted, soak, states):
         found = maker.FIGURES.exists()
         assert maker.PAGE.text == (maker.block(json.loads(maker.FIGURES.read_text())) if found else NOTHING)
+        assert maker.SUMMARY.text == (maker.summary(json.loads(maker.FIGURES.read_text())) if found else NOTHING)
 
 
 def test_a_slope_is_per_thousand_rollouts_and_its_interval_holds_a_figure_that_does_not_grow() -> None:
@@ -35,10 +36,10 @@ def test_a_row_of_the_soak_tells_growth_and_what_is_left() -> None:
     report = {"engine": "scripted", "sandbox": "local", "rollouts": 200, "slopes": slopes, "left": left, "looks": looks}
     row, _, grown = soak.block([report]).splitlines()[-3:]
     assert row == "| scripted, local, 200 | +0.25 ± 0.50 | +0.25 ± 0.50 | +0.25 ± 0.50 | 0, 1, 0, 0 |"
-    assert grown == "Own memory of scripted on local grew, quarter by quarter, by 2.00, 1.00, 0.25, 0.25 MiB."
+    assert grown == "Growth of the main process per quarter, scripted on local: 2.00, 1.00, 0.25, 0.25 MiB."
     named = {**report, "left_named": ["-c from multiprocessing.resource_tracker import main;main(7)"]}
     assert soak.block([named]).splitlines()[-1] == (
-        "Left by scripted on local, as long as the process lives: "
+        "Left by scripted on local until the process ends: "
         "`-c from multiprocessing.resource_tracker import main;main(7)`."
     )
 
@@ -59,7 +60,7 @@ def test_the_cost_of_states_is_the_median_of_paired_legs() -> None:
     found = {"engine": "transformers", "parameters": 25e6, "leg_s": 300.0, "seconds": 60.0, "states": 12}
     text = states.block({**found, "step_s": step_s, "start_s": start_s, "cpus": 2, "load_average": 0.5})
     assert "| 2.10 | 2.00 | 1.050 (1.000 to 1.100) |" in text
-    assert "11.0 s\nafresh, 12.1 s resumed, 1.10 times as long." in text
+    assert "11.0 for\na new run, 12.1 for a resumed one (ratio 1.10)." in text
 
 
 def test_interrupted_trainings_are_told_as_a_group_beside_undisturbed_ones() -> None:

@@ -1,4 +1,4 @@
-"""docs/templates.md shows what a model does after demonstrations, with the share of them that were correct."""
+"""results/templates.md shows what a model does after demonstrations, with the share of them that were correct."""
 
 import json
 from pathlib import Path

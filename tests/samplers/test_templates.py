@@ -4,7 +4,19 @@ import asyncio
 
 import pytest
 
-from benchmarks.models.templates import CALL, ENDS, PAGE, QUESTION, SCHEMA, names, renderer_of, table
+from benchmarks.models.templates import (
+    CALL,
+    ENDS,
+    PAGE,
+    QUESTION,
+    SCHEMA,
+    SUMMARY,
+    names,
+    renderer_of,
+    row,
+    summary,
+    table,
+)
 from repl_rl.errors import ConfigError
 from repl_rl.samplers.chat_format import ChatFormat
 from repl_rl.samplers.chat_tool_sampler import ChatToolSampler
@@ -28,8 +40,10 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-def test_the_page_has_the_table_of_all_templates() -> None:
-    assert PAGE.text == table()
+def test_the_results_have_the_table_of_all_templates_and_the_page_its_counts() -> None:
+    rows = [row(name) for name in names()]
+    assert PAGE.text == table(rows)
+    assert SUMMARY.text == summary(rows)
 
 
 def test_all_templates_with_tools_are_read_but_those_that_are_named() -> None:

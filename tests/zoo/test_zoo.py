@@ -11,7 +11,19 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.models.families import ENGINE_NAMES, FIGURES, PAGE, block, check, merge_rows, play, rows_of, trained
+from benchmarks.models.families import (
+    ENGINE_NAMES,
+    FIGURES,
+    PAGE,
+    SUMMARY,
+    block,
+    check,
+    merge_rows,
+    play,
+    rows_of,
+    summary,
+    trained,
+)
 from benchmarks.models.families import main as publish_again
 from benchmarks.models.zoo import EOS, VOCABULARY, WINDOW, ZOO, Family
 from repl_rl.cli import main
@@ -145,8 +157,10 @@ def decoded(folder: Path, ids: Sequence[int]) -> list[torch.Tensor]:
 
 
 def test_the_page_is_made_of_the_figures() -> None:
-    assert PAGE.text == block(json.loads(FIGURES.read_text()))
-    assert not re.search(r"\d+ families|\d s\b", PAGE.around)
+    figures = json.loads(FIGURES.read_text())
+    assert PAGE.text == block(figures)
+    assert SUMMARY.text == summary(figures)
+    assert not re.search(r"\d+ families|\d s\b", PAGE.around + SUMMARY.around)
 
 
 def test_families_that_are_tried_again_take_their_rows_places_and_leave_the_others() -> None:
