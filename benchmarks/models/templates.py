@@ -88,7 +88,7 @@ class Row:
     kept: bool
     """Written again as a whole, the conversation begins as it was sampled; False: the template alters earlier turns."""
     arguments: tuple[str, ...]
-    """What `--chat.KEY` can be."""
+    """What `--chat-template-kwargs.KEY` can be."""
 
 
 def row(name: str) -> Row:
@@ -127,7 +127,7 @@ def table() -> str:
     """The block of the page."""
     rows = [row(name) for name in names()]
     lines = [
-        "| template | feedback turns | tools written | parsed back | by | prefix kept | `--chat.` |",
+        "| template | feedback turns | tools written | parsed back | by | prefix kept | `--chat-template-kwargs.` |",
         "|---|---|---|---|---|---|---|",
     ]
     for each in rows:

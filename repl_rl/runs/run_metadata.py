@@ -5,8 +5,9 @@ import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from repl_rl.errors import StoreError
+from repl_rl.errors import ConfigError, StoreError
 from repl_rl.settings import bounded_toml
+from repl_rl.settings.legacy import rename_recorded
 from repl_rl.utils.atomic_files import Json, is_inside
 
 RUNS = Path("runs")
@@ -64,8 +65,8 @@ def read_settings(run: Path) -> Mapping[str, object]:
         found = bounded_toml.parse_toml(text)
         # Dump once as a check: settings may be nested too deeply for code that walks them.
         json.dumps(found, default=str)
-        return found
-    except (ValueError, RecursionError) as error:
+        return rename_recorded(found)
+    except (ConfigError, ValueError, RecursionError) as error:
         raise StoreError(f"{str(run / CONFIG)!r} cannot be read: {error}") from error
 
 

@@ -175,7 +175,7 @@ def open_rollout_client(
         rank: rank of this process among those that train together.
 
     Raises:
-        ConfigError: `fleet` is unknown.
+        ConfigError: `workers` is unknown.
     """
     chosen = parse_workers(fleet)
     if chosen is None:
@@ -198,10 +198,10 @@ def build_worker_plan(
 ) -> WorkerPlan:
     """Return the plan of a worker pool. Raises ConfigError: sampler, prompt and policy do not fit each other."""
     sampler, _ = world.load_sampler_and_renderer()
-    limits = waits or WorkerTimeouts(no_worker_timeout_s=chosen.patience_s)
+    limits = waits or WorkerTimeouts(no_worker_timeout_s=chosen.startup_timeout_s)
     host = bool(world.host_functions)
     return WorkerPlan(
-        build_worker_setup(world), sampler, world.rollout, host, world.concurrency, chosen.nodes, limits, shared
+        build_worker_setup(world), sampler, world.rollout, host, world.concurrency, chosen.max_workers, limits, shared
     )
 
 
