@@ -4,7 +4,7 @@
 # `make train FLEET=ray` plays the rollouts on two nodes.
 train:
 	scripts/setup $(if $(FLEET),fleet,train)
-	.venv/bin/repl-rl train --overwrite $(if $(FLEET),--fleet $(FLEET) --fleet.nodes 2)
+	.venv/bin/repl-rl train --overwrite $(if $(FLEET),--workers $(FLEET) --workers.max-workers 2)
 
 # A real pretrained model: half an hour or more without a GPU.
 pretrained:

@@ -38,7 +38,7 @@ EXTRAS = {
     "verifiers": "environments of verifiers: `--tasks verifiers:NAME`",
     "harness": "an evaluation harness that asks `repl-rl serve`",
     "gateway": "consoles on a Jupyter server: `--sandbox gateway`",
-    "ray": "several nodes: `--fleet ray` and `--sandbox nodes`",
+    "ray": "several nodes: `--workers ray` and `--sandbox nodes`",
     "docs": "the site: `make docs`",
     "dev": "the tests, the type checker and the build",
 }

@@ -182,7 +182,12 @@ def deprecated_keywords(**old_to_new: str) -> Callable[[CallableT], CallableT]:
     return decorate
 
 
-def rename_keys(mapping: Mapping[str, object], table: Mapping[str, str], where: str) -> dict[str, object]:
+def rename_keys(
+    mapping: Mapping[str, object],
+    table: Mapping[str, str],
+    where: str,
+    on_rename: Callable[[str, str], None] | None = None,
+) -> dict[str, object]:
     """Return settings under their new keys, and warn once per old key.
 
     Args:
@@ -190,6 +195,7 @@ def rename_keys(mapping: Mapping[str, object], table: Mapping[str, str], where: 
             the same form.
         table: the new key of each old one, both dotted. The key of a table renames all that is in it.
         where: the source of the settings, for messages; such as `config.toml`.
+        on_rename: is called with each old key and its new one, in place of the warning.
 
     Raises:
         ConfigError: a setting is given under its old key and under its new one.
@@ -212,7 +218,10 @@ def rename_keys(mapping: Mapping[str, object], table: Mapping[str, str], where: 
             remedy = f"it is the old name of {table[old]!r}, which is there too; leave {old!r} out"
             raise ConfigError(f"key in {where}", old, remedy)
     for old in dict.fromkeys(old for old, _, _ in renamed):
-        _warn(f"{old!r} in {where}", repr(table[old]))
+        if on_rename is None:
+            _warn(f"{old!r} in {where}", repr(table[old]))
+        else:
+            on_rename(old, table[old])
     return result
 
 

@@ -1,4 +1,4 @@
-"""Old names of members and arguments of public classes, which `deprecations.keeps_old_names` adds; removed in 0.5.0."""
+"""Old names of classes, members, arguments and settings, which `repl_rl.deprecations` accepts until 0.5.0."""
 
 from types import MappingProxyType
 
@@ -200,6 +200,9 @@ OLD_MEMBERS = MappingProxyType(
         },
         "repl_rl.trainer.plugins.checkpoint:Stateful": {"memory": "state_dict", "remember": "load_state_dict"},
         "repl_rl.rollout_config:RolloutConfig": {
+            "chat": "chat_template_kwargs",
+            "bos": "add_bos_token",
+            "overshoot": "newline_tokens",
             "consoles": "open_consoles",
             "drawn": "draw_tasks",
             "fitting": "load_sampler_and_renderer",
@@ -207,6 +210,44 @@ OLD_MEMBERS = MappingProxyType(
             "recorded_consoles": "from_run_consoles",
             "renderer": "load_renderer",
             "rollouts": "open_rollouts",
+        },
+        "repl_rl.trainer.config:TrainerConfig": {
+            "updates": "num_iterations",
+            "mini_batches": "num_mini_batches",
+            "micro_batch": "per_device_batch_size",
+            "schedule": "lr_scheduler",
+            "importance": "importance_sampling",
+            "ahead": "max_staleness_steps",
+            "groups": "group_sampling",
+            "fade_steps": "anneal_steps",
+            "fast": "fast_logprobs",
+            "shared_prefixes": "prefix_sharing",
+            "checkpointing": "gradient_checkpointing",
+            "save_every": "save_steps",
+        },
+        "repl_rl.engine.registry:Vllm": {
+            "threads": "cpu_threads",
+            "drive": "request_mode",
+        },
+        "repl_rl.ray.config:RayOptions": {
+            "nodes": "max_workers",
+            "gpus": "gpus_per_worker",
+            "simulate": "simulate_machines",
+            "patience_s": "startup_timeout_s",
+        },
+        "repl_rl.rollout.host_functions:HostLimits": {
+            "seconds": "timeout_s",
+            "calls": "max_calls",
+            "argument_bytes": "max_argument_bytes",
+            "answer_bytes": "max_answer_bytes",
+            "at_once": "max_concurrent",
+            "at_once_in_all": "max_concurrent_total",
+        },
+        "repl_rl.rollout.sampler_base:ReplSampler": {
+            "give_up_after": "max_error_streak",
+        },
+        "repl_rl.sft.select_rollouts:FinetuneConfig": {
+            "micro_batch": "per_device_batch_size",
         },
     }
 )
@@ -234,6 +275,105 @@ OLD_KEYWORDS = MappingProxyType(
             "seconds": "every_s",
             "share": "max_time_share",
         },
+        "repl_rl.trainer.config:TrainerConfig": {
+            "updates": "num_iterations",
+            "mini_batches": "num_mini_batches",
+            "micro_batch": "per_device_batch_size",
+            "schedule": "lr_scheduler",
+            "importance": "importance_sampling",
+            "ahead": "max_staleness_steps",
+            "groups": "group_sampling",
+            "fade_steps": "anneal_steps",
+            "fast": "fast_logprobs",
+            "shared_prefixes": "prefix_sharing",
+            "checkpointing": "gradient_checkpointing",
+            "save_every": "save_steps",
+        },
+        "repl_rl.engine.registry:Vllm": {
+            "threads": "cpu_threads",
+            "drive": "request_mode",
+        },
+        "repl_rl.ray.config:RayOptions": {
+            "nodes": "max_workers",
+            "gpus": "gpus_per_worker",
+            "simulate": "simulate_machines",
+            "patience_s": "startup_timeout_s",
+        },
+        "repl_rl.rollout.host_functions:HostLimits": {
+            "seconds": "timeout_s",
+            "calls": "max_calls",
+            "argument_bytes": "max_argument_bytes",
+            "answer_bytes": "max_answer_bytes",
+            "at_once": "max_concurrent",
+            "at_once_in_all": "max_concurrent_total",
+        },
+        "repl_rl.rollout.sampler_base:ReplSampler": {
+            "give_up_after": "max_error_streak",
+        },
+        "repl_rl.sft.select_rollouts:FinetuneConfig": {
+            "micro_batch": "per_device_batch_size",
+        },
+        "repl_rl.rollout_config:RolloutConfig": {
+            "chat": "chat_template_kwargs",
+            "bos": "add_bos_token",
+            "overshoot": "newline_tokens",
+        },
     }
 )
 """Class to the new name of each old argument of its constructor."""
+OLD_SETTINGS = MappingProxyType(
+    {
+        "against": "baseline",
+        "bos": "add_bos_token",
+        "chat": "chat_template_kwargs",
+        "conversations": "max_conversations",
+        "drain_s": "shutdown_timeout_s",
+        "eval_every": "eval_steps",
+        "fleet": "workers",
+        "fleet.gpus": "workers.gpus_per_worker",
+        "fleet.nodes": "workers.max_workers",
+        "fleet.patience_s": "workers.startup_timeout_s",
+        "fleet.simulate": "workers.simulate_machines",
+        "idle_s": "conversation_timeout_s",
+        "learning.micro_batch": "learning.per_device_batch_size",
+        "overshoot": "newline_tokens",
+        "states": "checkpoint",
+        "trainer.ahead": "trainer.max_staleness_steps",
+        "trainer.checkpointing": "trainer.gradient_checkpointing",
+        "trainer.fade_steps": "trainer.anneal_steps",
+        "trainer.fast": "trainer.fast_logprobs",
+        "trainer.groups": "trainer.group_sampling",
+        "trainer.importance": "trainer.importance_sampling",
+        "trainer.micro_batch": "trainer.per_device_batch_size",
+        "trainer.mini_batches": "trainer.num_mini_batches",
+        "trainer.save_every": "trainer.save_steps",
+        "trainer.schedule": "trainer.lr_scheduler",
+        "trainer.shared_prefixes": "trainer.prefix_sharing",
+        "trainer.updates": "trainer.num_iterations",
+        "vllm.drive": "vllm.request_mode",
+        "vllm.threads": "vllm.cpu_threads",
+        "waiting": "max_waiting",
+    }
+)
+"""Old dotted name of each renamed setting to the new one. The name of a table renames what is in it."""
+OLD_OPTIONS = MappingProxyType(
+    {
+        "answer_bytes": ("max_answer_bytes",),
+        "argument_bytes": ("max_argument_bytes",),
+        "at_once": ("max_concurrent",),
+        "at_once_in_all": ("max_concurrent_total",),
+        "calls": ("max_calls",),
+        "give_up_after": ("max_error_streak",),
+        "gpus": ("gpus_per_worker",),
+        "keep": ("keep_last",),
+        "most": ("max_rounds",),
+        "nodes": ("max_workers",),
+        "patience_s": ("startup_timeout_s",),
+        "seconds": ("timeout_s", "every_s"),
+        "share": ("max_time_share", "in_flight_share"),
+        "simulate": ("simulate_machines",),
+    }
+)
+"""Old name of an option to its new ones. Only one of them is an option of a given component."""
+OLD_TYPES = MappingProxyType({"refill": "dynamic_sampling", "window": "fifo_window"})
+"""Old name of a component to the new one."""

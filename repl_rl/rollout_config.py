@@ -56,8 +56,8 @@ TRIED = 16
 """Number of workspaces that are tested before an engine opens; others are made when their first rollout begins."""
 OF_A_RUN = frozenset(
     {
-        *("name", "out", "overwrite", "resume", "states", "train_tasks", "eval_tasks", "eval_every", "validation"),
-        *("curriculum", "trainer", "fleet"),
+        *("name", "out", "overwrite", "resume", "checkpoint", "train_tasks", "eval_tasks", "eval_steps", "validation"),
+        *("curriculum", "trainer", "workers"),
     }
 )
 """Settings in a training run's `config.toml` that are not part of its rollout config."""
@@ -95,19 +95,19 @@ class RolloutConfig:
     sampler: Annotated[str, HasOptions(get_sampler_options)] = "repl"
     """Sampler of rollouts: a shipped one, or module:name of a class, an instance or a function.
 
-    Its options are given as --sampler.KEY VALUE, such as --sampler.give-up-after 3, or in parentheses:
-    "repl(give_up_after=3)".
+    Its options are given as --sampler.KEY VALUE, such as --sampler.max-error-streak 3, or in parentheses:
+    "repl(max_error_streak=3)".
     """
     host_functions: str = ""
     """Functions of the host that lines may call: llm_query, rollout, or module:name of your own, with commas between.
 
-    Options follow in parentheses, such as "llm_query(train=True),my_tools:search(calls=8)".
+    Options follow in parentheses, such as "llm_query(train=True),my_tools:search(max_calls=8)".
     """
     prompt: Annotated[str, PROMPT] = "bare"
     """Prompt template: bare, base, few_shot, chat, chat_few_shot, or a text file. config.toml stores a file's text."""
-    chat: Mapping[str, Scalar] = field(default_factory=dict)
+    chat_template_kwargs: Mapping[str, Scalar] = field(default_factory=dict)
     """Arguments of the model's chat template, such as enable_thinking; an argument that it does not read is refused."""
-    bos: bool = True
+    add_bos_token: bool = True
     """Begin plain prompts with the BOS token if the model's own tokenizer writes one.
 
     Runs of versions without it are played as recorded.
@@ -123,7 +123,7 @@ class RolloutConfig:
 
     "" means the time at which the run starts. If the template reads the clock, config.toml stores the value.
     """
-    overshoot: Overshoot = "forbid"
+    newline_tokens: Overshoot = "forbid"
     """Treatment of tokens that have text after a newline: forbid, carry or refuse.
 
     forbid gives them probability 0 in sampler and trainer. carry moves that text into the next line. refuse rejects a
@@ -140,7 +140,7 @@ class RolloutConfig:
     auto means bfloat16 on a GPU, and float32 with a float32 trainer.
     """
     kv_on_sync: KvOnSync = "drop"
-    """Treatment of the KV cache of in-flight rollouts at a weight sync, with trainer.ahead: drop or keep.
+    """Treatment of the KV cache of in-flight rollouts at a weight sync, with trainer.max_staleness_steps: drop or keep.
 
     See docs/update.md.
     """
@@ -278,7 +278,12 @@ class RolloutConfig:
         """
         space = get_recorded_prompt_space(self.prompt_space, self.model_folder)
         renderer = Renderer.from_folder(
-            self.model_folder, self.overshoot, self.chat, bos=self.bos, prompt_space=space, now=self.prompt_time
+            self.model_folder,
+            self.newline_tokens,
+            self.chat_template_kwargs,
+            bos=self.add_bos_token,
+            prompt_space=space,
+            now=self.prompt_time,
         )
         # Check the template now, before an engine opens.
         renderer.build_prompt("", self.prompt)
@@ -397,8 +402,10 @@ class RolloutConfig:
                 folder = resolve_model(
                     name, self.converted_models_folder, lambda line: print(line, file=sys.stderr)
                 ).folder
-                renderer = Renderer.from_folder(folder, self.overshoot, bos=self.bos, now=self.prompt_time)
-                most, ids = function.limits.at_once_in_all, renderer.forbidden_ids
+                renderer = Renderer.from_folder(
+                    folder, self.newline_tokens, bos=self.add_bos_token, now=self.prompt_time
+                )
+                most, ids = function.limits.max_concurrent_total, renderer.forbidden_ids
                 opening = EngineOptions(folder, None, self.dtype, max_sessions=most, seed=self.seed, forbidden_ids=ids)
                 engine = await stack.enter_async_context(ENGINES.resolve("transformers").open(opening))
                 found[name] = HostModel(engine, renderer)

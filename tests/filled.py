@@ -274,7 +274,7 @@ def shared(place: Path) -> None:
             memory.leave(0)
 
     source, ids = Watching(tiny_model()), [task.id for task in TASKS]
-    config = replace(PLAIN, updates=1)
+    config = replace(PLAIN, num_iterations=1)
     run_training(tiny_model(), tiny_tokenizer(), ids, source, config, place / "run", on_step, tell=said.append)
     assert len(ways) >= STEPS - 1, ways
     assert SHARED in ways[0].parents

@@ -110,12 +110,12 @@ def test_a_served_text_begins_with_it_once_and_a_text_that_goes_on_does_not() ->
 
 
 def test_a_run_that_was_recorded_without_it_is_played_and_resumed_without_it(tmp_path: Path) -> None:
-    assert not RolloutConfig.from_run(OLDER).bos
-    assert RolloutConfig.from_run(tmp_path).bos, "no run, so the default"
-    (tmp_path / "config.toml").write_text(dump_toml(RolloutConfig(bos=True)))
-    assert RolloutConfig.from_run(tmp_path).bos
-    old = dump_toml(RolloutConfig(bos=False)).replace("bos = false\n", "")
+    assert not RolloutConfig.from_run(OLDER).add_bos_token
+    assert RolloutConfig.from_run(tmp_path).add_bos_token, "no run, so the default"
+    (tmp_path / "config.toml").write_text(dump_toml(RolloutConfig(add_bos_token=True)))
+    assert RolloutConfig.from_run(tmp_path).add_bos_token
+    old = dump_toml(RolloutConfig(add_bos_token=False)).replace("add_bos_token = false\n", "")
     (tmp_path / "config.toml").write_text(old)
-    check_same_settings(tmp_path, dump_toml(RolloutConfig(bos=False)))
-    with pytest.raises(ConfigError, match="bos is True, the run's False"):
+    check_same_settings(tmp_path, dump_toml(RolloutConfig(add_bos_token=False)))
+    with pytest.raises(ConfigError, match="add_bos_token is True, the run's False"):
         check_same_settings(tmp_path, dump_toml(RolloutConfig()))

@@ -44,7 +44,9 @@ def test_an_argument_reaches_the_prompt_and_what_is_spliced_between_turns() -> N
 
 @pytest.mark.parametrize("key", ["enable_thinkin", "messages", "tools", "tokenize", "content"])
 def test_an_argument_that_the_template_does_not_read_is_refused(key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"chat\.{key} is True; .* does not read it.*it reads enable_thinking"):
+    with pytest.raises(
+        ConfigError, match=rf"chat_template_kwargs\.{key} is True; .* does not read it.*it reads enable_thinking"
+    ):
         told(**{key: True})
 
 
@@ -54,35 +56,35 @@ def test_arguments_without_a_chat_template_in_the_prompt_are_refused() -> None:
             load_sampler(sampler).check_policy(told(enable_thinking=True), prompt)
     load_sampler("repl").check_policy(told(enable_thinking=True), "chat")
     load_sampler("feedback").check_policy(told(enable_thinking=True), "bare")
-    with pytest.raises(ConfigError, match=r"chat\.enable_thinking .* it reads none"):
+    with pytest.raises(ConfigError, match=r"chat_template_kwargs\.enable_thinking .* it reads none"):
         Renderer(merged_tokenizer(), chat={"enable_thinking": True})
 
 
 def test_values_are_those_of_toml_and_other_words_are_texts() -> None:
-    config = read("--chat.enable-thinking", "false", "--chat.effort=low", "--chat.budget", "3", "--chat.top", "0.5",
-                  "--chat.date-string", "2024-07-26", "--chat.quoted", '"true"', "--seed", "7")  # fmt: skip
+    given = ("enable-thinking false", "effort low", "budget 3", "top 0.5", "date-string 2024-07-26", 'quoted "true"')
+    config = read(*f"--chat-template-kwargs.{' --chat-template-kwargs.'.join(given)} --seed 7".split())
     expected = {"enable_thinking": False, "effort": "low", "budget": 3, "top": 0.5, "date_string": "2024-07-26",
                 "quoted": "true"}  # fmt: skip
-    assert (config.chat, config.seed) == (expected, 7)
-    assert [type(value) for value in config.chat.values()] == [bool, str, int, float, str, str]
-    assert tomllib.loads(dump_toml(config))["chat"] == expected
-    assert read().chat == {}
+    assert (config.chat_template_kwargs, config.seed) == (expected, 7)
+    assert [type(value) for value in config.chat_template_kwargs.values()] == [bool, str, int, float, str, str]
+    assert tomllib.loads(dump_toml(config))["chat_template_kwargs"] == expected
+    assert read().chat_template_kwargs == {}
     assert "[chat]" not in dump_toml(read())
 
 
 def test_flags_win_over_the_table_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
-    file.write_text('seed = 3\n[chat]\nenable_thinking = true\neffort = "true"\n')
-    config = read("--config", str(file), "--chat.enable-thinking", "false")
-    assert (config.chat, config.seed) == ({"enable_thinking": False, "effort": "true"}, 3)
+    file.write_text('seed = 3\n[chat_template_kwargs]\nenable_thinking = true\neffort = "true"\n')
+    config = read("--config", str(file), "--chat-template-kwargs.enable-thinking", "false")
+    assert (config.chat_template_kwargs, config.seed) == ({"enable_thinking": False, "effort": "true"}, 3)
 
 
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (("--chat.x",), "option is '--chat.x'; give its value after it"),
-        (("--chat.a b", "1"), "key is '--chat.a b'; name it with letters"),
-        (("--chat.", "1"), "key is '--chat.'; name it with letters"),
+        (("--chat-template-kwargs.x",), "option is '--chat-template-kwargs.x'; give its value after it"),
+        (("--chat-template-kwargs.a b", "1"), "key is '--chat-template-kwargs.a b'; name it with letters"),
+        (("--chat-template-kwargs.", "1"), "key is '--chat-template-kwargs.'; name it with letters"),
         (("--chats.x", "1"), "unknown option"),
     ],
 )
@@ -95,14 +97,14 @@ def test_what_is_no_argument_is_named(flags: tuple[str, ...], complaint: str) ->
 def test_a_file_may_not_say_lists_tables_and_dates(value: str, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(f"[chat]\nx = {value}\n")
-    with pytest.raises(ConfigError, match=r"chat\.x"):
+    with pytest.raises(ConfigError, match=r"chat_template_kwargs\.x"):
         read("--config", str(file))
 
 
 def test_a_recorded_run_has_its_arguments_and_the_text_of_its_prompt_though_the_file_is_gone(tmp_path: Path) -> None:
     file = tmp_path / "mine.txt"
     file.write_text('Say "hi", then {question}\n{banner}>>> \n')
-    world = RolloutConfig(prompt=str(file), chat={"enable_thinking": False, "effort": "low"})
+    world = RolloutConfig(prompt=str(file), chat_template_kwargs={"enable_thinking": False, "effort": "low"})
     (tmp_path / "config.toml").write_text(dump_toml(world))
     file.unlink()
     found = RolloutConfig.from_run(tmp_path)

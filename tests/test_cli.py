@@ -45,7 +45,10 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, *flags: str) -> 
         (("--sampler", "nope"), ["sampler is 'nope'", "repl"]),
         (("--prompt", "nope"), ["prompt is 'nope'", "choose one of bare, base"]),
         (("--sampler", "feedback"), ["chat template of", "use a chat model for this sampler"]),
-        (("--chat.enable-thinking", "false"), ["chat.enable_thinking is False", "does not read it"]),
+        (
+            ("--chat-template-kwargs.enable-thinking", "false"),
+            ["chat_template_kwargs.enable_thinking is False", "does not read it"],
+        ),
         (("--sampler", "json:JSONDecoder"), ["json:JSONDecoder", "subclass of repl_rl.RolloutSampler"]),
         (("--rollout.max-lines", "0"), ["max_lines is 0", "at least 1"]),
         (("--concurrency", "0"), ["concurrency is 0"]),
@@ -59,11 +62,11 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, *flags: str) -> 
         (("--limits.memory-mb", "4611686018427387904"), ["limits.memory_mb is 4611686018427387904", "at most"]),
         (("--engine", "server"), ["engine is 'server'", "choose one of vllm, transformers"]),
         (("--sandbox", "moon"), ["sandbox is 'moon'", "choose one of local, docker, gateway, unsafe, nodes"]),
-        (("--vllm.drive", "stream"), ["invalid choice 'stream'", "'session', 'request'"]),
+        (("--vllm.request-mode", "stream"), ["invalid choice 'stream'", "'session', 'request'"]),
         (("--engine", "transformers", "--vllm.sleep"), ["sleep=True", "no effect without --engine vllm"]),
-        (("--sampler", "repl(patience=3)"), ["option patience of sampler repl is 3", "give_up_after, candidates"]),
-        (("--sampler", "repl(give_up_after=9)"), ["give_up_after is 9", "2 to max_lines (8)"]),
-        (("--sampler", "fenced(give_up_after=3)"), ["option give_up_after of sampler fenced is 3"]),
+        (("--sampler", "repl(patience=3)"), ["option patience of sampler repl is 3", "max_error_streak, candidates"]),
+        (("--sampler", "repl(max_error_streak=9)"), ["max_error_streak is 9", "2 to max_lines (8)"]),
+        (("--sampler", "fenced(max_error_streak=3)"), ["option max_error_streak of sampler fenced is 3"]),
         (("--preset", "nosuch"), ["preset is 'nosuch'", "choose", "pretrained"]),
         (("--preset",), ["option is '--preset'", "pretrained"]),
         (("--trainer.estimator", "outcome(line_weight=0.5)"), ["line_weight of estimator outcome", "0.5"]),
@@ -160,10 +163,10 @@ def test_a_model_folder_without_a_tokenizer_is_named(capsys: pytest.CaptureFixtu
 def test_a_vocabulary_refused_by_the_audit_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     tiny_model(vocab=512).save_pretrained(tmp_path / "model")
     overshooting_tokenizer().save_pretrained(tmp_path / "model")
-    flags = ("--model", str(tmp_path / "model"), "--engine", "transformers", "--overshoot", "refuse")
+    flags = ("--model", str(tmp_path / "model"), "--engine", "transformers", "--newline-tokens", "refuse")
     error = refused(capsys, tmp_path, *flags)
     assert "text after a newline" in error
-    assert "--overshoot forbid" in error
+    assert "--newline-tokens forbid" in error
 
 
 def test_without_bubblewrap_the_local_sandbox_is_refused_with_its_fix(

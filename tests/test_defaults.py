@@ -96,11 +96,11 @@ BUNDLED: Mapping[str, object] = {
     "rollout.max_wall_s": 120.0,
     "eval_tasks": 240,
     "trainer.prompts_per_step": 12,
-    "trainer.micro_batch": 0,
+    "trainer.per_device_batch_size": 0,
     "trainer.learning_rate": 5e-4,
     "trainer.warmup_steps": 5,
     "trainer.dtype": "float32",
-    "trainer.checkpointing": False,
+    "trainer.gradient_checkpointing": False,
 }
 PRETRAINED: Mapping[str, object] = {
     "prompt": "chat",
@@ -111,32 +111,32 @@ PRETRAINED: Mapping[str, object] = {
     "rollout.max_wall_s": 900.0,
     "eval_tasks": 32,
     "trainer.prompts_per_step": 4,
-    "trainer.micro_batch": 2,
+    "trainer.per_device_batch_size": 2,
     "trainer.learning_rate": 1e-6,
     "trainer.warmup_steps": 10,
     "trainer.dtype": "float32",
-    "trainer.checkpointing": False,
+    "trainer.gradient_checkpointing": False,
 }
-SIZES = {"eval_tasks": 240, "trainer.prompts_per_step": 12, "trainer.micro_batch": 8}
-ON_GPU = {**SIZES, "trainer.dtype": "bfloat16", "trainer.checkpointing": True}
+SIZES = {"eval_tasks": 240, "trainer.prompts_per_step": 12, "trainer.per_device_batch_size": 8}
+ON_GPU = {**SIZES, "trainer.dtype": "bfloat16", "trainer.gradient_checkpointing": True}
 ROWS: Mapping[str, tuple[str, str, Gpu, Mapping[str, object]]] = {
     "another model with a chat template": ("chat", "", NONE, PRETRAINED),
     "another without": ("base", "", NONE, {**PRETRAINED, "prompt": "base"}),
     "a long context is bounded": ("long", "", NONE, {**PRETRAINED, "prompt": "base", "context_tokens": 8192}),
     "adapters": ("chat", "--trainer.lora-rank 4", NONE, {**PRETRAINED, "trainer.learning_rate": 1e-5}),
     "a GPU": ("chat", "", NEW, {**PRETRAINED, **ON_GPU}),
-    "a GPU without bfloat16": ("chat", "", OLD, {**PRETRAINED, **SIZES, "trainer.checkpointing": True}),
+    "a GPU without bfloat16": ("chat", "", OLD, {**PRETRAINED, **SIZES, "trainer.gradient_checkpointing": True}),
     "adapters on a GPU": (
         *("chat", "--trainer.lora-rank 4", NEW),
         {**PRETRAINED, **ON_GPU, "trainer.learning_rate": 1e-5},
     ),
     "a step that 8 does not divide": (
         *("chat", "--trainer.prompts-per-step 3 --trainer.group-size 4", NEW),
-        {**PRETRAINED, **ON_GPU, "trainer.prompts_per_step": 3, "trainer.micro_batch": 6},
+        {**PRETRAINED, **ON_GPU, "trainer.prompts_per_step": 3, "trainer.per_device_batch_size": 6},
     ),
     "a step that 2 does not divide": (
         *("chat", "--trainer.prompts-per-step 3 --trainer.group-size 3", NONE),
-        {**PRETRAINED, "trainer.prompts_per_step": 3, "trainer.micro_batch": 1},
+        {**PRETRAINED, "trainer.prompts_per_step": 3, "trainer.per_device_batch_size": 1},
     ),
     "a short run": ("chat", "--trainer.steps 6", NONE, {**PRETRAINED, "trainer.warmup_steps": 1}),
     "a flag": ("chat", "--trainer.learning-rate 3e-5", NONE, {**PRETRAINED, "trainer.learning_rate": 3e-5}),
@@ -145,7 +145,7 @@ ROWS: Mapping[str, tuple[str, str, Gpu, Mapping[str, object]]] = {
         {**PRETRAINED, "trainer.learning_rate": 5e-4, "rollout.max_lines": 8, "prompt": "bare"},
     ),
     "a switch": (
-        *("chat", "--trainer.no-checkpointing --trainer.dtype float32", NEW),
+        *("chat", "--trainer.no-gradient-checkpointing --trainer.dtype float32", NEW),
         {**PRETRAINED, **SIZES},
     ),
 }  # fmt: skip
@@ -219,9 +219,9 @@ def test_the_line_at_the_start_names_the_defaults_and_their_source(
     assert capsys.readouterr().out == (
         f"defaults for a pretrained model ({models['chat']}): prompt chat, context_tokens {OWN_CONTEXT}, "
         "rollout.max_line_tokens 256, rollout.max_observation_tokens 512, "
-        "rollout.max_wall_s 900.0, trainer.micro_batch 8, "
-        "trainer.learning_rate 1e-5, trainer.warmup_steps 10, trainer.dtype bfloat16, trainer.checkpointing on; "
-        "flags and files win\n"
+        "rollout.max_wall_s 900.0, trainer.per_device_batch_size 8, "
+        "trainer.learning_rate 1e-5, trainer.warmup_steps 10, trainer.dtype bfloat16, "
+        "trainer.gradient_checkpointing on; flags and files win\n"
     )
 
 
@@ -230,7 +230,7 @@ PLAYED = {
     "context_tokens": OWN_CONTEXT,
     **{name: value for name, value in PRETRAINED.items() if name.startswith("rollout.")},
 }
-SFT = {"learning.learning_rate": 2e-5, "learning.micro_batch": 8, "learning.dtype": "bfloat16"}
+SFT = {"learning.learning_rate": 2e-5, "learning.per_device_batch_size": 8, "learning.dtype": "bfloat16"}
 VERBS: Mapping[str, tuple[type[RolloutConfig], str, Mapping[str, object]]] = {
     "sft": (SftConfig, "--samples 1", {**PLAYED, **SFT}),
     "eval": (EvalConfig, "", PLAYED),
@@ -339,7 +339,12 @@ def test_the_obvious_command_trains_another_model_with_its_defaults_and_goes_on_
     assert "step 1: sampling rollouts" in printed
     run = tmp_path / "runs" / "mine"
     found = dict(flatten(tomllib.loads((run / "config.toml").read_text())))
-    small = {"eval_tasks": 2, "trainer.prompts_per_step": 2, "trainer.micro_batch": 2, "trainer.warmup_steps": 1}
+    small = {
+        "eval_tasks": 2,
+        "trainer.prompts_per_step": 2,
+        "trainer.per_device_batch_size": 2,
+        "trainer.warmup_steps": 1,
+    }
     expected = {**PRETRAINED, **small}
     assert {name: found.get(name) for name in expected} == expected
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
@@ -351,9 +356,12 @@ def test_the_obvious_command_trains_another_model_with_its_defaults_and_goes_on_
     ("flags", "told"),
     [
         (("--context-tokens", "4096"), "context_tokens is 4096"),
-        (("--prompt", "base", "--chat.enable_thinking", "false"), "chat.enable_thinking"),
-        (("--trainer.micro-batch", "3"), "micro_batch is 3"),
-        (("--trainer.schedule", "constant"), "warm-up"),
+        (
+            ("--prompt", "base", "--chat-template-kwargs.enable_thinking", "false"),
+            "chat_template_kwargs.enable_thinking",
+        ),
+        (("--trainer.per-device-batch-size", "3"), "per_device_batch_size is 3"),
+        (("--trainer.lr-scheduler", "constant"), "warm-up"),
     ],
 )
 def test_what_does_not_fit_another_model_is_refused_and_nothing_is_written(

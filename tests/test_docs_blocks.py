@@ -98,7 +98,7 @@ def test_a_script_is_one_and_its_run_is_accepted(page: str, source: str, monkeyp
     (run,) = [words for words in lines(source) if "repl-rl" in words]
     _, verb, *flags = run[run.index("repl-rl") :]
     assert verb == "train"
-    assert parse(TrainConfig, verb, flags).fleet
+    assert parse(TrainConfig, verb, flags).workers
 
 
 LAUNCHED = [

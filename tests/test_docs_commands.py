@@ -36,7 +36,7 @@ ELSEWHERE = {
     "repl-rl chat --server": "tests/serve/test_docs.py, with a server to ask",
     "repl-rl serve": "tests/serve/test_docs.py, until it is told to stop",
     "ray://": "tests/fleet/test_ray.py",
-    "--fleet ray": "tests/fleet/test_ray.py, where Ray has the machine to itself",
+    "--workers ray": "tests/fleet/test_ray.py, where Ray has the machine to itself",
     "fleet status": "tests/fleet/test_cli.py",
     "--sampler.user http": "tests/samplers/test_simulated.py, with a server of its own",
     "--sandbox gateway": "tests/sandbox/test_gateway.py, on servers of its own",
@@ -47,7 +47,7 @@ ELSEWHERE = {
 """What runs until it is interrupted, for long, or on what only a registry has, and where it runs all the same."""
 SMALL = {
     "train": "--overwrite --engine transformers --trainer.steps 1 --trainer.prompts-per-step 2 --trainer.group-size 4 "
-    "--trainer.dtype float32 --trainer.micro-batch 4 --train-tasks 8 --eval-tasks 4 --rollout.max-lines 3 "
+    "--trainer.dtype float32 --trainer.per-device-batch-size 4 --train-tasks 8 --eval-tasks 4 --rollout.max-lines 3 "
     "--rollout.max-line-tokens 24",
     "eval": "--engine transformers --count 4 --rollout.max-lines 3 --rollout.max-line-tokens 24",
     "rollout": "--engine transformers --count 1 --rollout.max-lines 3 --rollout.max-line-tokens 24",
@@ -66,7 +66,7 @@ OURS = {
     "--out FOLDER": "--out runs/looked-at",
     "--to-line 2": "--to-line 1",
     "runs/quickstart runs/mine": "runs/quickstart runs/twin",
-    "--eval-every 10": "--eval-every 1",
+    "--eval-steps 10": "--eval-steps 1",
     "runs/mine/checkpoints/checkpoint-60": "policy",
     "--train-tasks 512": "--engine transformers --train-tasks 4 --rollout.max-lines 3",
 }

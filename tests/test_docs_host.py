@@ -21,7 +21,7 @@ def test_the_functions_of_the_page_are_described_and_answer() -> None:
         exec(block, namespace)
     limited = namespace["limited"]
     assert isinstance(limited, HostFunction)
-    assert limited.limits == HostLimits(seconds=5.0, calls=8)
+    assert limited.limits == HostLimits(timeout_s=5.0, max_calls=8)
     session = HostCallSession([limited])
     call = b'{"name": "search", "args": ["primes", 1], "kwargs": {}}'
     assert json.loads(asyncio.run(session.answer_call(call))) == {"answer": ["page 0 about primes"]}

@@ -43,7 +43,7 @@ def test_the_tasks_and_the_settings_of_the_page_are_accepted(tmp_path: Path, mon
     assert [task.judge for task in load_tasks("problems.jsonl")] == ["exact", "numeric"]
     Path("mine.toml").write_text(blocks("toml")[0])
     config = parse(TrainConfig, "train", ["--config", "mine.toml"])
-    assert (config.model, config.rollout.max_lines, config.trainer.save_every) == ("qwen", 16, 20)
+    assert (config.model, config.rollout.max_lines, config.trainer.save_steps) == ("qwen", 16, 20)
     for chosen in (config.trainer, replace(config.trainer, dtype="bfloat16")):
         assert grpo_args(chosen, tmp_path).save_steps == 20
 

@@ -39,8 +39,11 @@ def test_the_functions_and_settings_of_the_page_work_together(tmp_path: Path, mo
     credit, potential, stops, *_, memory = (build_credit_config(config) for config in configs)
     sys.modules.pop("shaping")
     assert configs[-1].lora_rank == 16
-    assert [config.groups for config in configs if config.groups] == ["refill(most=2)", "window(share=0.3)"]
-    assert [config.ahead for config in configs if config.ahead] == [1, 1]
+    assert [config.group_sampling for config in configs if config.group_sampling] == [
+        "dynamic_sampling(max_rounds=2)",
+        "fifo_window(in_flight_share=0.3)",
+    ]
+    assert [config.max_staleness_steps for config in configs if config.max_staleness_steps] == [1, 1]
     assert memory.stop_policy.mask == ()
     assert (stops.stop_policy.mask, stops.stop_policy.penalise) == (("wall_clock",), ("max_lines", "line_too_long"))
     t = rollout(ran(LineStatus.OK), ran(LineStatus.EXCEPTION))

@@ -346,10 +346,10 @@ def test_the_verb_keeps_resumes_compares_and_writes(tmp_path: Path, capsys: pyte
     assert "pass@2" in capsys.readouterr().out
     record = json.loads((tmp_path / "e" / "eval.json").read_text())
     assert (record["tasks"], len(record["results"]), record["results"][0]["rollouts"]) == (4, 4, 2)
-    assert main([*flags, "--against", str(tmp_path / "e" / "eval.json")]) == 0
+    assert main([*flags, "--baseline", str(tmp_path / "e" / "eval.json")]) == 0
     shown = capsys.readouterr().out
     assert "+0.0 points (-49.0 to +49.0), better on 0 tasks, worse on 0, p = 1" in shown
-    assert main([*EVAL, "--count", "5", "--against", str(tmp_path / "e" / "eval.json")]) == 2
+    assert main([*EVAL, "--count", "5", "--baseline", str(tmp_path / "e" / "eval.json")]) == 2
     assert "tasks in one of the two evaluations only is (1, ['count-" in capsys.readouterr().err
     assert main([*flags, "--seed", "1"]) == 2
     assert "other settings" in capsys.readouterr().err

@@ -105,7 +105,7 @@ def test_passes_of_a_step_add_up_to_the_mean_over_its_learned_tokens(micro_batch
         def on_pre_optimizer_step(self, *args: object, **options: object) -> None:
             seen.update({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
 
-    args = build_sft_args(FinetuneConfig(steps=1, batch_size=3, micro_batch=micro_batch), tmp_path, seed=0)
+    args = build_sft_args(FinetuneConfig(steps=1, batch_size=3, per_device_batch_size=micro_batch), tmp_path, seed=0)
     args.max_grad_norm = 1e9
     made = build_trainer(model, RENDERER.tokenizer, examples, args, [Gradients()])
     made.train()
@@ -140,7 +140,7 @@ def test_no_gradient_comes_from_a_token_that_is_context(tmp_path: Path) -> None:
 
 def test_fine_tuning_learns_the_lines_and_leaves_a_whole_policy(tmp_path: Path) -> None:
     losses: list[float] = []
-    config = FinetuneConfig(steps=6, batch_size=4, micro_batch=2, learning_rate=3e-3, warmup_steps=0)
+    config = FinetuneConfig(steps=6, batch_size=4, per_device_batch_size=2, learning_rate=3e-3, warmup_steps=0)
     out = tmp_path / "policy"
     last = run_finetuning(
         POLICY, RENDERER, [build_labelled_example(RIGHT)] * 4, out, config, 0, lambda _, loss: losses.append(loss)
@@ -218,7 +218,7 @@ def test_what_holds_a_forbidden_id_is_left_out_and_counted_or_refused_never_lear
     assert len(select_best_rollouts([demonstration]).selected) == 1
     chosen = select_best_rollouts([demonstration], 1, OVERSHOOTING.forbidden_ids)
     assert chosen.selected == ()
-    assert chosen.rejected_counts == {"writes an id that the policy never samples (--overshoot forbid)": 1}
+    assert chosen.rejected_counts == {"writes an id that the policy never samples (--newline-tokens forbid)": 1}
     forbidding_policy(tmp_path / "base")
     example = build_labelled_example(demonstration, learn_errors=True)
     with pytest.raises(ConfigError, match="examples with forbidden ids to learn is 1; leave them out, or"):
@@ -227,7 +227,7 @@ def test_what_holds_a_forbidden_id_is_left_out_and_counted_or_refused_never_lear
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("steps", 0), ("batch_size", 0), ("learning_rate", 0.0), ("micro_batch", 5)]
+    ("name", "value"), [("steps", 0), ("batch_size", 0), ("learning_rate", 0.0), ("per_device_batch_size", 5)]
 )
 def test_settings_are_checked(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"{name} is {value}"):

@@ -43,7 +43,7 @@ def generation(folder: Path) -> dict[str, object]:
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_training_saves_the_model_with_its_settings(settings: dict[str, object], rank: int, tmp_path: Path) -> None:
     base = model_with(settings, tmp_path / "base")
-    config = TrainerConfig(steps=2, prompts_per_step=2, group_size=4, warmup_steps=0, save_every=1, lora_rank=rank)
+    config = TrainerConfig(steps=2, prompts_per_step=2, group_size=4, warmup_steps=0, save_steps=1, lora_rank=rank)
     tasks = [f"task {i}" for i in range(8)]
     sampled = SampledSource(AutoModelForCausalLM.from_pretrained(base))
     final = run_training(base, tiny_tokenizer(), tasks, sampled, config, tmp_path / "checkpoints", lambda *_: None)

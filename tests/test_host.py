@@ -97,12 +97,12 @@ def test_an_error_of_the_function_is_told_in_a_few_words_and_recorded() -> None:
 
 
 def test_a_call_that_takes_too_long_is_given_up() -> None:
-    session = HostCallSession([host_function(hangs, HostLimits(seconds=0.05))])
+    session = HostCallSession([host_function(hangs, HostLimits(timeout_s=0.05))])
     assert ask(session, "hangs", 1)["error"] == "hangs() took longer than 0.05 s"
 
 
 def test_calls_beyond_those_of_a_rollout_are_refused_and_a_flood_leaves_a_small_record() -> None:
-    session = one(HostLimits(calls=3))
+    session = one(HostLimits(max_calls=3))
 
     async def flood() -> None:
         for i in range(10_000):
@@ -116,8 +116,8 @@ def test_calls_beyond_those_of_a_rollout_are_refused_and_a_flood_leaves_a_small_
 
 
 def test_large_arguments_and_answers_are_refused() -> None:
-    assert "at most 64 are allowed" in str(ask(one(HostLimits(argument_bytes=64)), "double", 10**70)["error"])
-    assert "has 20 bytes as JSON" in str(ask(one(HostLimits(answer_bytes=10)), "double", 10**19, 1)["error"])
+    assert "at most 64 are allowed" in str(ask(one(HostLimits(max_argument_bytes=64)), "double", 10**70)["error"])
+    assert "has 20 bytes as JSON" in str(ask(one(HostLimits(max_answer_bytes=10)), "double", 10**19, 1)["error"])
 
 
 @given(st.binary(max_size=200))
@@ -142,12 +142,12 @@ def test_unions_choices_and_items_are_read() -> None:
 
 
 def test_functions_are_named_with_options() -> None:
-    assert split_names("llm_query(train=True, calls=3), tests.test_host:double") == (
-        "llm_query(train=True, calls=3)",
+    assert split_names("llm_query(train=True, max_calls=3), tests.test_host:double") == (
+        "llm_query(train=True, max_calls=3)",
         "tests.test_host:double",
     )
-    query, own = load_host_functions("llm_query(train=True, calls=3),tests.test_host:double(seconds=2.5)")
-    assert (query.limits.calls, query.is_staged, own.limits.seconds) == (3, True, 2.5)
+    query, own = load_host_functions("llm_query(train=True, max_calls=3),tests.test_host:double(timeout_s=2.5)")
+    assert (query.limits.max_calls, query.is_staged, own.limits.timeout_s) == (3, True, 2.5)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_functions_are_named_with_options() -> None:
         ("nothing", "choose one of llm_query, rollout"), ("llm_query(depth=1)", "its options are train"),
         ("llm_query,llm_query", "another function or the console has this name"),
         ("tests.test_host:ask", "write type hints, and a docstring"),
-        ("tests.test_host:double(calls=0)", "give at least 1"), ("tests.test_host:TASK", "name a function"),
+        ("tests.test_host:double(max_calls=0)", "give at least 1"), ("tests.test_host:TASK", "name a function"),
         ("llm_query(max_tokens=0)", "give at least 1"),
         ("llm_query(train=True,model='x')", "only the policy can be trained"),
     ],

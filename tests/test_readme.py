@@ -15,6 +15,7 @@ from benchmarks.models import publish_run as publish
 from repl_rl.cli import VERBS
 from repl_rl.samplers import load_sampler
 from repl_rl.settings.argument_parser import flatten, load_toml
+from repl_rl.settings.legacy import rename_recorded
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trajectory.trajectory import Stop
 from scripts.site.architecture import draw_file, plan
@@ -73,8 +74,8 @@ def test_the_figures_are_those_of_the_published_run() -> None:
 def test_the_published_run_is_what_make_train_does_and_names_no_place_of_the_machine_that_made_it() -> None:
     for file in ("summary.json", "config.toml"):
         assert not re.search(r'"/\w', (publish.FOLDER / file).read_text())
-    said = dict(flatten(load_toml(publish.FOLDER / "config.toml")))
-    for name in ("steps", "prompts_per_step", "group_size", "learning_rate", "estimator", "importance"):
+    said = rename_recorded(dict(flatten(load_toml(publish.FOLDER / "config.toml"))))
+    for name in ("steps", "prompts_per_step", "group_size", "learning_rate", "estimator", "importance_sampling"):
         assert said[f"trainer.{name}"] == getattr(TrainerConfig(), name)
 
 

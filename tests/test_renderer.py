@@ -55,7 +55,7 @@ def test_i12_tokens_with_text_after_their_newline_are_forbidden_carried_or_refus
     assert forbidding.forbidden_ids == forbidding.audit.overshoot_ids != frozenset()
     carrying = Renderer(overshooting_tokenizer(), "carry")
     assert carrying.forbidden_ids == frozenset() != carrying.audit.overshoot_ids
-    with pytest.raises(ConfigError, match=r"vocabulary of .*text after a newline.*--overshoot forbid"):
+    with pytest.raises(ConfigError, match=r"vocabulary of .*text after a newline.*--newline-tokens forbid"):
         Renderer(overshooting_tokenizer(), "refuse")
 
 

@@ -223,4 +223,4 @@ def test_a_run_of_another_policy_about_newlines_is_replayed_and_branched_under_i
     overshoot: str, tmp_path: Path
 ) -> None:
     (tmp_path / "config.toml").write_text(f'overshoot = "{overshoot}"\n')
-    assert RolloutConfig.from_run(tmp_path).overshoot == overshoot
+    assert RolloutConfig.from_run(tmp_path).newline_tokens == overshoot

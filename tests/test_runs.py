@@ -14,7 +14,7 @@ from repl_rl.runs.store import read_trajectories
 from tests.processes import descendants, identity, wait_for
 
 SMALL = ["--trainer.steps", "2", "--trainer.prompts-per-step", "2", "--trainer.group-size", "4", "--eval-tasks", "8"]
-STUBBORN = "repl(give_up_after=6)"
+STUBBORN = "repl(max_error_streak=6)"
 COMMAND = [sys.executable, "-m", "repl_rl.cli"]
 
 METRICS = {

@@ -43,9 +43,9 @@ def said(text: str) -> tuple[object, ...]:
 
 
 def test_a_flag_gives_an_option_of_the_chosen_sampler() -> None:
-    sampler = load_sampler(sampler_of("--sampler.give-up-after", "3", "--sampler.thinking=</think>"))
+    sampler = load_sampler(sampler_of("--sampler.max-error-streak", "3", "--sampler.thinking=</think>"))
     assert isinstance(sampler, ReplSampler)
-    assert (sampler.give_up_after, sampler.thinking) == (3, "</think>")
+    assert (sampler.max_error_streak, sampler.thinking) == (3, "</think>")
 
 
 def test_a_sampler_of_the_users_own_is_given_options_by_its_signature() -> None:
@@ -68,17 +68,17 @@ def test_an_option_that_is_a_function_is_named() -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--sampler.depth", "3"], "option depth of sampler repl is '3'; its options are give_up_after, candidates"),
+        (["--sampler.depth", "3"], "option depth of sampler repl is '3'; its options are max_error_streak, candidates"),
         (["--sampler", "fenced", "--sampler.candidates", "2"], "sampler fenced .*; its options are block, output"),
         (["--sampler", "samplers_with_options:instance", "--sampler.depth", "3"], "it has no options"),
-        (["--sampler.give-up-after", "-1"], "sampler.give_up_after is -1; give at least 0"),
+        (["--sampler.max-error-streak", "-1"], "sampler.max_error_streak is -1; give at least 0"),
         (["--sampler", "samplers_with_options:Mine", "--sampler.loud", "3"], "sampler.loud is 3; give true or false"),
         (["--sampler", "samplers_with_options:Mine", "--sampler.depth", "1.5"], "is 1.5; give a whole number"),
         (["--sampler", "samplers_with_options:Mine", "--sampler.depth", "true"], "is True; give a whole number"),
         (["--sampler", "samplers_with_options:Mine", "--sampler.rate", "much"], "is 'much'; give a number"),
         (["--sampler", "feedback", "--sampler.reassign", "no_such:thing"], "reassign is 'no_such:thing'; it cannot be"),
         (["--sampler", "missing", "--sampler.depth", "3"], "sampler is 'missing'; choose one of repl"),
-        (["--sampler.give-up-after"], "give its value after it"),
+        (["--sampler.max-error-streak"], "give its value after it"),
     ],
 )
 def test_what_the_sampler_does_not_take_is_refused_with_what_it_takes(words: list[str], told: str) -> None:
@@ -94,19 +94,21 @@ def test_options_in_parentheses_are_held_to_the_same_types() -> None:
 
 def test_a_file_gives_options_as_a_table_and_flags_win(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
-    file.write_text('[sampler]\ncandidates = 2\ngive_up_after = 3\nname = "repl"\n')
-    assert sampler_of("--config", str(file)) == "repl(candidates=2, give_up_after=3)"
-    assert sampler_of("--config", str(file), "--sampler.give-up-after", "5") == "repl(candidates=2, give_up_after=5)"
+    file.write_text('[sampler]\ncandidates = 2\nmax_error_streak = 3\nname = "repl"\n')
+    assert sampler_of("--config", str(file)) == "repl(candidates=2, max_error_streak=3)"
+    assert (
+        sampler_of("--config", str(file), "--sampler.max-error-streak", "5") == "repl(candidates=2, max_error_streak=5)"
+    )
     assert sampler_of("--config", str(file), "--sampler", "fenced") == "fenced"
-    file.write_text("sampler = 'repl(give_up_after=3)'\n")
-    assert sampler_of("--config", str(file), "--sampler.candidates", "2") == "repl(give_up_after=3, candidates=2)"
+    file.write_text("sampler = 'repl(max_error_streak=3)'\n")
+    assert sampler_of("--config", str(file), "--sampler.candidates", "2") == "repl(max_error_streak=3, candidates=2)"
 
 
 def test_a_table_of_a_file_is_held_to_the_signature_too(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     for text, told in (
         ("[sampler]\ndepth = 3\n", "option depth of sampler repl is 3; its options are"),
-        ("[sampler]\ngive_up_after = [3]\n", "give true, false, a number or a text"),
+        ("[sampler]\nmax_error_streak = [3]\n", "give true, false, a number or a text"),
         ("[sampler.more]\ndepth = 3\n", "option more.depth of sampler repl"),
     ):
         file.write_text(text)
@@ -115,13 +117,13 @@ def test_a_table_of_a_file_is_held_to_the_signature_too(tmp_path: Path) -> None:
 
 
 def test_options_are_recorded_and_read_back_from_the_run(tmp_path: Path) -> None:
-    config = parse(TrainConfig, "train", ["--sampler.give-up-after", "3", "--sampler.thinking", 'it\'s "so"'])
+    config = parse(TrainConfig, "train", ["--sampler.max-error-streak", "3", "--sampler.thinking", 'it\'s "so"'])
     (tmp_path / "config.toml").write_text(dump_toml(config))
     recorded = RolloutConfig.from_run(tmp_path)
     assert recorded.sampler == config.sampler
     sampler = load_sampler(recorded.sampler)
     assert isinstance(sampler, ReplSampler)
-    assert (sampler.give_up_after, sampler.thinking) == (3, 'it\'s "so"')
+    assert (sampler.max_error_streak, sampler.thinking) == (3, 'it\'s "so"')
 
 
 def test_free_keys_are_no_settings_of_a_table() -> None:

@@ -103,7 +103,7 @@ def test_rollouts_get_their_places_in_that_order_and_come_back_in_the_given_one(
     ],
 )
 def test_three_lines_in_a_row_of_one_kind_doom_a_rollout(lines: list[str], played: int) -> None:
-    rollouts = world(lines, ReplSampler(give_up_after=3), RolloutLimits(max_lines=20))
+    rollouts = world(lines, ReplSampler(max_error_streak=3), RolloutLimits(max_lines=20))
     (t,) = asyncio.run(rollouts.collect([TASK]))
     assert len(t.lines) == played
     doomed = lines[played - 1] != "exit()\n"
@@ -134,8 +134,8 @@ def test_nothing_is_given_up_by_default() -> None:
 
 @pytest.mark.parametrize("number", [-1, 1, 9])
 def test_a_streak_that_means_nothing_is_refused(number: int) -> None:
-    with pytest.raises(ConfigError, match="give_up_after"):
-        ReplSampler(give_up_after=number).check(RolloutLimits(max_lines=8))
+    with pytest.raises(ConfigError, match="max_error_streak"):
+        ReplSampler(max_error_streak=number).check(RolloutLimits(max_lines=8))
 
 
 def test_thousands_of_rollouts_end_and_no_more_are_under_way_than_asked_for() -> None:

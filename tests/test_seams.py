@@ -99,7 +99,7 @@ def test_a_toy_engine_keeps_every_promise(check: EngineCheck, tmp_path: Path) ->
 
 
 def test_options_of_a_kind_that_is_not_chosen_cannot_be_written() -> None:
-    assert RolloutConfig(engine=Vllm(threads=2), sandbox=Docker(memory_mb=512)).engine == Vllm(threads=2)
+    assert RolloutConfig(engine=Vllm(cpu_threads=2), sandbox=Docker(memory_mb=512)).engine == Vllm(cpu_threads=2)
     for wrong in (lambda: Transformers(threads=2), lambda: Local(memory_mb=512)):  # type: ignore[call-arg]
         with pytest.raises(TypeError):
             wrong()
@@ -110,7 +110,7 @@ def test_options_of_a_kind_that_is_not_chosen_cannot_be_written() -> None:
 @pytest.mark.parametrize("world", [
     RolloutConfig(),
     RolloutConfig(engine="transformers", sandbox="unsafe"),
-    RolloutConfig(engine=Vllm(threads=2, kv_cache_gib=4), sandbox=Docker(isolation="container")),
+    RolloutConfig(engine=Vllm(cpu_threads=2, kv_cache_gib=4), sandbox=Docker(isolation="container")),
 ])  # fmt: skip
 def test_a_world_that_was_written_down_is_read_back(world: RolloutConfig, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(dump_toml(world))

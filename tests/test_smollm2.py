@@ -86,7 +86,7 @@ def test_a_training_run_has_no_gap(folder: Path, tmp_path: Path) -> None:
     def on_step(record: StepRecord, _: Sequence[object]) -> None:
         gaps.append(record.metrics["logprob_gap_max"])
 
-    config = TrainerConfig(steps=2, prompts_per_step=2, group_size=2, micro_batch=2, learning_rate=1e-5)
+    config = TrainerConfig(steps=2, prompts_per_step=2, group_size=2, per_device_batch_size=2, learning_rate=1e-5)
     with SyncRollouts(opened, {task.id: task for task in TASKS}) as source:
         run_training(folder, renderer.tokenizer, [task.id for task in TASKS], source, config, tmp_path, on_step)
     assert len(gaps) == 2

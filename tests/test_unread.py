@@ -13,12 +13,12 @@ from repl_rl.rollout_config import RolloutConfig
 from repl_rl.settings.argument_parser import ParsedSettings, dump_toml, parse_with_sources
 
 PLAYS = ("--tasks builtin:count", "--judge task", "--engine vllm", "--vllm.sleep", "--sandbox local", "--trust",
-         "--sampler repl", "--sampler.give-up-after 3", "--concurrency 128", "--dtype auto", "--rollout.max-lines 9",
+         "--sampler repl", "--sampler.max-error-streak 3", "--concurrency 128", "--dtype auto", "--rollout.max-lines 9",
          "--limits.cpu-s 9", "--train-tasks 7")  # fmt: skip
 UNREAD = {
     "sft --fresh": (
         *("--model nosuch/model@x", "--train-tasks 7", "--learn-errors", "--learning.steps 5", "--samples 0"),
-        *("--per-task 1", "--prompt bare", "--chat.key 1", "--data nosuch", *PLAYS),
+        *("--per-task 1", "--prompt bare", "--chat-template-kwargs.key 1", "--data nosuch", *PLAYS),
     ),
     "sft --data nosuch": PLAYS,
     "sft --samples 1": ("--kv-on-sync drop",),
@@ -31,16 +31,17 @@ UNREAD = {
     "replay nosuch.ipynb": ("--id 0-t-1",),
     "serve": ("--tasks builtin:quickstart", "--judge task", "--kv-on-sync keep", "--kv-on-sync drop", "--trust"),
     "serve --run nosuch": (
-        *("--prompt bare", "--model builtin:quickstart", "--bos", "--sampler repl", "--sampler.give-up-after 3"),
-        *("--chat.key 1", "--limits.cpu-s 9", "--rollout.max-lines 9", "--kv-on-sync keep"),
+        *("--prompt bare", "--model builtin:quickstart", "--add-bos-token", "--sampler repl"),
+        "--sampler.max-error-streak 3",
+        *("--chat-template-kwargs.key 1", "--limits.cpu-s 9", "--rollout.max-lines 9", "--kv-on-sync keep"),
     ),
     "eval": ("--kv-on-sync keep", "--kv-on-sync drop"),
     "rollout": ("--kv-on-sync keep",),
-    "sampler check repl": ("--overshoot carry", "--prompt-space auto"),
+    "sampler check repl": ("--newline-tokens carry", "--prompt-space auto"),
     "chat": ("--tasks builtin:quickstart", "--group-judge m:f", "--trust", "--kv-on-sync keep"),
     "chat --server http://127.0.0.1:1/v1": (
-        *("--model builtin:quickstart", "--bos", "--concurrency 1", "--engine vllm", "--vllm.sleep"),
-        *("--docker.image i", "--chat.key 1", "--seed 0", "--limits.cpu-s 9"),
+        *("--model builtin:quickstart", "--add-bos-token", "--concurrency 1", "--engine vllm", "--vllm.sleep"),
+        *("--docker.image i", "--chat-template-kwargs.key 1", "--seed 0", "--limits.cpu-s 9"),
     ),
 }  # fmt: skip
 
@@ -61,7 +62,7 @@ def test_an_option_that_its_mode_does_not_read_is_refused_by_name_even_with_its_
     assert main([*command.split(), *flags.split(), *more]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     name = flags.split()[0].removeprefix("--").removeprefix("no-").replace("-", "_")
-    setting = name.partition(".")[0] if name.partition(".")[0] in ("sampler", "chat") else name
+    setting = name.partition(".")[0] if name.partition(".")[0] in ("sampler", "chat_template_kwargs") else name
     assert line.startswith(f"repl-rl: error: {setting} is ")
     assert "leave" in line
 

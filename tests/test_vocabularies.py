@@ -85,7 +85,7 @@ def test_most_newline_tokens_of_smollm2_go_on_with_indentation(tmp_path: Path) -
     assert (len(renderer.newline_ids), len(renderer.forbidden_ids)) == (129, 119)
     block = "for i in range(3):\n    print(i)\n"
     assert not renderer.forbidden_ids.isdisjoint(renderer.encode(block))
-    with pytest.raises(ConfigError, match=r"text after a newline \(119\).*--overshoot forbid"):
+    with pytest.raises(ConfigError, match=r"text after a newline \(119\).*--newline-tokens forbid"):
         Renderer.from_folder(tmp_path, "refuse")
 
 

@@ -70,15 +70,15 @@ def written(folder: Path, text: str) -> Path:
 
 def test_a_run_of_the_version_before_keeps_its_engine_options_its_preload_and_its_limits(tmp_path: Path) -> None:
     world = RolloutConfig.from_run(written(tmp_path, OLD))
-    assert world.engine == Vllm(threads=1, drive=RequestMode.REQUEST)
+    assert world.engine == Vllm(cpu_threads=1, request_mode=RequestMode.REQUEST)
     assert (world.context_tokens, world.dtype) == (256, "bfloat16")
     assert world.sandbox == Docker(memory_mb=2048)
-    assert (world.preload, world.overshoot, world.concurrency) == ("json", "carry", 32)
+    assert (world.preload, world.newline_tokens, world.concurrency) == ("json", "carry", 32)
     assert world.limits == Limits(memory_mb=700)
     assert world.rollout == RolloutLimits(max_lines=5)
     sampler = load_sampler(world.sampler)
     assert isinstance(sampler, ReplSampler)
-    assert sampler.give_up_after == 3
+    assert sampler.max_error_streak == 3
 
 
 def test_another_engine_or_sandbox_takes_the_place_of_the_recorded_one_and_the_same_keeps_its_options(
@@ -92,10 +92,10 @@ def test_another_engine_or_sandbox_takes_the_place_of_the_recorded_one_and_the_s
 
 def test_a_run_of_an_older_version_is_read_and_the_published_one_is_the_world_of_make_train() -> None:
     world = RolloutConfig.from_run(OLDER)
-    assert (world.engine, world.sandbox, world.overshoot) == (Vllm(), Local(), "refuse")
-    assert RolloutConfig.from_run(PUBLISHED) == replace(RolloutConfig(), bos=False, prompt_space="observed"), (
-        "it was made before plain prompts began with BOS, and the space after a prompt was ever sampled"
-    )
+    assert (world.engine, world.sandbox, world.newline_tokens) == (Vllm(), Local(), "refuse")
+    assert RolloutConfig.from_run(PUBLISHED) == replace(
+        RolloutConfig(), add_bos_token=False, prompt_space="observed"
+    ), "it was made before plain prompts began with BOS, and the space after a prompt was ever sampled"
 
 
 def test_what_a_recorded_setting_cannot_be_any_more_is_told_and_left_out(
@@ -111,8 +111,8 @@ def test_what_a_recorded_setting_cannot_be_any_more_is_told_and_left_out(
     ("recorded", "read"),
     [
         ("repl(optimistic=True)", "repl"),
-        ("repl(optimistic=True, give_up_after=2)", "repl(give_up_after=2)"),
-        ("repl(give_up_after=2, optimistic=True)", "repl(give_up_after=2)"),
+        ("repl(optimistic=True, max_error_streak=2)", "repl(max_error_streak=2)"),
+        ("repl(max_error_streak=2, optimistic=True)", "repl(max_error_streak=2)"),
     ],
 )
 def test_a_run_that_was_sampled_optimistically_is_read_without_it(recorded: str, read: str, tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_what_a_person_can_mend_is_refused_before_anything_is_opened() -> None:
             raise AssertionError("nothing is opened")
 
     for world, complaint in (
-        (RolloutConfig(sampler="repl(give_up_after=9)"), "give_up_after is 9"),
+        (RolloutConfig(sampler="repl(max_error_streak=9)"), "max_error_streak is 9"),
         (RolloutConfig(model="/no/such"), "/no/such"),
         (RolloutConfig(sampler="feedback"), "chat template"),
     ):

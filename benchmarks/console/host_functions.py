@@ -21,7 +21,7 @@ from repl_rl.sandbox.base import Sandbox, SupportsHostFunctions
 PAGE = Block(ROOT / "docs" / "host_functions.md", "console/host_functions")
 FIGURES = ROOT / "benchmarks" / "results" / "host_functions.json"
 CALLS, REPEATS, AT_ONCE = 200, 7, 16
-MOST = HostLimits(calls=CALLS * (REPEATS + 1), at_once_in_all=AT_ONCE)
+MOST = HostLimits(max_calls=CALLS * (REPEATS + 1), max_concurrent_total=AT_ONCE)
 
 
 async def quick(text: str) -> str:
@@ -59,7 +59,9 @@ async def line_ms(sandbox: Sandbox, function: HostFunction, argument: str) -> li
 
 async def measured() -> dict[str, float]:
     """Medians, milliseconds a call."""
-    limits = HostLimits(calls=MOST.calls, at_once_in_all=AT_ONCE, argument_bytes=1 << 20, answer_bytes=1 << 20)
+    limits = HostLimits(
+        max_calls=MOST.max_calls, max_concurrent_total=AT_ONCE, max_argument_bytes=1 << 20, max_answer_bytes=1 << 20
+    )
     fast, threaded = host_function(quick, limits), host_function(slow, limits)
     patient = Limits(line_timeout_s=120.0, cpu_s=600.0)
     async with open_sandbox("local", limits=patient, warm=0) as sandbox:

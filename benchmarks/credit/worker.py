@@ -182,8 +182,8 @@ def trainer_config(condition: Condition, settings: Settings, learning_rate: floa
         rewards=condition.rewards,
         line_rewards=condition.line_rewards,
         potential=condition.potential,
-        ahead=condition.ahead,
-        importance=condition.importance,
+        max_staleness_steps=condition.ahead,
+        importance_sampling=condition.importance,
     )
 
 
@@ -200,7 +200,7 @@ def opened(settings: Settings, out: Path) -> Iterator[Worker]:
     @asynccontextmanager
     async def opener() -> AsyncIterator[Rollouts]:
         place: SandboxConfig = Local() if settings.sandbox == Local.kind else InProcess()
-        kind: EngineConfig = Vllm(threads=1) if settings.engine == Vllm.kind else Transformers()
+        kind: EngineConfig = Vllm(cpu_threads=1) if settings.engine == Vllm.kind else Transformers()
         renderer = Renderer.from_folder(folder)
         never, room = renderer.forbidden_ids, beginning.context_tokens
         opening = open_engine(

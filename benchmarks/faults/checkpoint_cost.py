@@ -39,7 +39,7 @@ SUMMARY = Block(ROOT / "docs" / "survival.md", "faults/checkpoint_cost")
 FIGURES = RESULTS / "survival_states.json"
 FIRST = "REPL_RL_FIRST_ROLLOUT"
 """Variable that names the file which the first rollout of a process leaves the time in, before it stops the process."""
-TRAINED = TrainerConfig(steps=1_000_000, prompts_per_step=4, group_size=4, warmup_steps=0, schedule="constant")
+TRAINED = TrainerConfig(steps=1_000_000, prompts_per_step=4, group_size=4, warmup_steps=0, lr_scheduler="constant")
 _TASKS = 256
 
 
@@ -69,7 +69,7 @@ class Effort:
     rounds: int = 4
     starts: int = 5
     seconds: float = 60.0
-    """As `--states "within(seconds=...)"`."""
+    """As `--checkpoint "within(every_s=...)"`."""
 
 
 class _Over(Exception):

@@ -15,6 +15,7 @@ from benchmarks.models.pretrained import FOLDER, minutes, percent, share
 from benchmarks.models.training import changed
 from repl_rl.cli.train import TrainConfig
 from repl_rl.settings.argument_parser import load_toml, read_table
+from repl_rl.settings.legacy import modern
 
 PAGE = Block(RESULTS / "pretrained.md", "models/lora")
 SUMMARY = Block(ROOT / "docs" / "pretrained.md", "models/lora")
@@ -28,7 +29,7 @@ def figures(run: Path) -> Report:
     """Return what the page shows of a run."""
     summary = json.loads((run / "summary.json").read_text())
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    config = read_table(TrainConfig, load_toml(run / "config.toml"), str(run / "config.toml"))
+    config = read_table(TrainConfig, modern(load_toml(run / "config.toml")), str(run / "config.toml"))
     told = {name.replace("-", "_"): value for name, value in changed(config, TrainConfig()) if name not in _LEFT_OUT}
     held_out = [f"{name}_{when}" for name in ("solve_rate", "greedy", "line_error_rate") for when in ("first", "last")]
     kept = ("held_out_tasks", "cores", "engine", "sandbox", "train_s", "steps", *held_out)

@@ -90,7 +90,7 @@ class Row:
     kept: bool
     """Written again as a whole, the conversation begins as it was sampled; False: the template alters earlier turns."""
     arguments: tuple[str, ...]
-    """What `--chat.KEY` can be."""
+    """What `--chat-template-kwargs.KEY` can be."""
 
 
 def row(name: str) -> Row:
@@ -128,7 +128,7 @@ def _spliced(chat: ChatFormat, reply: Message, turn: Message, called: tuple[str,
 def table(rows: Sequence[Row]) -> str:
     """Return the block of the results."""
     lines = [
-        "| template | feedback turns | tools written | parsed back | by | prefix kept | `--chat.` |",
+        "| template | feedback turns | tools written | parsed back | by | prefix kept | `--chat-template-kwargs.` |",
         "|---|---|---|---|---|---|---|",
     ]
     for each in rows:

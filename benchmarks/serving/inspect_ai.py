@@ -84,7 +84,7 @@ def write_problems(source: str, count: int, path: Path) -> None:
 @contextmanager
 def served(options: Sequence[str]) -> Iterator[tuple[str, str]]:
     """A server of its own: its address, and what it calls its model."""
-    command = [*REPL_RL, "serve", "--port", "0", "--waiting", "256", *options]
+    command = [*REPL_RL, "serve", "--port", "0", "--max-waiting", "256", *options]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None

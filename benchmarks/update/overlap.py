@@ -3,7 +3,8 @@
     python -m benchmarks.update.overlap [--engine vllm] [--size medium] [--steps 24] [--rounds 4] [--ahead 1] \\
         [--concurrency 4]
 
-A random policy is trained in legs, alternately with `trainer.ahead` and without; a leg's first steps are not counted.
+A random policy is trained in legs, alternately with `trainer.max_staleness_steps` and without. The first steps of a leg
+are not counted.
 The trainer and the engine have a core each. Give it a quiet machine.
 """
 
@@ -85,12 +86,12 @@ class Leg:
 
 def leg(effort: Effort, policy: Path, out: Path, ahead: int) -> Leg:
     """Train for a while."""
-    kind: EngineConfig = Vllm(threads=1) if effort.engine == "vllm" else Transformers()
+    kind: EngineConfig = Vllm(cpu_threads=1) if effort.engine == "vllm" else Transformers()
     limits = RolloutLimits(max_lines=effort.lines)
     world = RolloutConfig(model=str(policy), engine=kind, rollout=limits, concurrency=effort.concurrency)
     config = TrainerConfig(
         steps=effort.steps + _WARM, prompts_per_step=effort.prompts, group_size=effort.group, warmup_steps=0,
-        schedule="constant", learning_rate=1e-5, ahead=ahead,
+        lr_scheduler="constant", learning_rate=1e-5, max_staleness_steps=ahead,
     )  # fmt: skip
     told = Leg()
     train(world, config, out=out, train_tasks=256, on_step=told.step, saving=None)

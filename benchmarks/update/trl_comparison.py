@@ -173,7 +173,7 @@ def _config(rollouts: Sequence[Trajectory]) -> TrainerConfig:
         steps=1,
         prompts_per_step=tasks,
         group_size=len(rollouts) // tasks,
-        importance="token_truncate(tolerance=1e9)",
+        importance_sampling="token_truncate(tolerance=1e9)",
     )
 
 
@@ -214,7 +214,7 @@ def _trl(model: PreTrainedModel, rollouts: Sequence[Trajectory], folder: Path) -
     rows = build_token_columns(rollouts, PAD)
     ids = {"prompt_ids": rows.prompt_ids, "completion_ids": rows.completion_ids, "logprobs": rows.logprobs}
     config = _config(rollouts)
-    args = grpo_args(replace(config, fast=False, micro_batch=config.group_size), folder)
+    args = grpo_args(replace(config, fast_logprobs=False, per_device_batch_size=config.group_size), folder)
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=[lambda **_: [t.outcome for t in rollouts]],

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from repl_rl.cli.next_steps import print_welcome
 from repl_rl.cli.terminal_output import get_error_prefix, guard_streams, make_streams_safe
+from repl_rl.deprecations import REMOVED_IN
 from repl_rl.errors import ConfigError, ReplRLError, RolloutFailure
 from repl_rl.utils.describe_os_errors import find_errno, get_errno_remedy
 from repl_rl.utils.hardware import count_cores
@@ -33,7 +34,7 @@ VERBS = {
     "transcripts": "make demonstrations of doctests and of built-in tasks, executed and checked",
     "sft": "fine-tune a policy on demonstrations and on its own best rollouts, or begin a new one",
     "sandbox": "check a sandbox against its promises, or build the docker image",
-    "fleet": "say what the nodes of a run do that plays on several",
+    "workers": "print the status of the rollout workers of a run",
     "kernel": "let Jupyter find the console: install its kernelspec",
     "bench": "measure our console, rollouts, update and credit beside the usual ways",
     "doctor": "say what works on this machine and what does not",
@@ -54,6 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     the output has gone and the command has no other result.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["fleet"]:
+        print(f"repl-rl: `fleet` is `workers` now; the old name goes in {REMOVED_IN}", file=sys.stderr)
+        arguments[0] = "workers"
     _limit_torch_threads()
     logging.basicConfig(level=logging.WARNING, format="repl-rl: %(levelname)s: %(message)s")
     # vLLM logs while it is imported, before the engine sets its log level.

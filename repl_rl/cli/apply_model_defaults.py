@@ -16,6 +16,7 @@ from repl_rl.engine.config import read_max_context
 from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.settings.argument_parser import ParsedSettings, flatten, load_toml
+from repl_rl.settings.legacy import rename_recorded
 from repl_rl.settings.model_defaults import (
     ModelDefaultsContext,
     PretrainedDefault,
@@ -107,7 +108,7 @@ def apply_defaults(
     unsaid = {name: default for name, default in defaults.items() if name not in asked.explicit_names}
     # A resumed run keeps its recorded values, even if the defaults of the model have changed since.
     if recorded is not None and recorded.is_file():
-        there = dict(flatten(load_toml(recorded)))
+        there = rename_recorded(dict(flatten(load_toml(recorded))))
         values = {name: there[name] for name in unsaid if name in there}
         source = f"settings of {recorded}, which goes on"
     else:

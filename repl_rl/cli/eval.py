@@ -56,7 +56,7 @@ class EvalConfig(RolloutConfig):
     """Folder for trajectories and eval.json. An interrupted evaluation resumes there. Without it nothing is saved."""
     json: Path | None = None
     """Another file for the metrics. Without it they are printed, and saved in `out`."""
-    against: Path | None = None
+    baseline: Path | None = None
     """eval.json of another evaluation of the same tasks, to compare with. Without it nothing is compared."""
 
     def __post_init__(self) -> None:
@@ -69,7 +69,7 @@ class EvalConfig(RolloutConfig):
     def settings_toml(self) -> str:
         """Settings that decide the metrics, as TOML. An evaluation resumes only if these are the same."""
         return dump_toml(
-            replace(self, model=self.policy.reference, out=None, json=None, against=None, concurrency=1, k=1)
+            replace(self, model=self.policy.reference, out=None, json=None, baseline=None, concurrency=1, k=1)
         )
 
 
@@ -86,10 +86,10 @@ def main(argv: Sequence[str]) -> int:
     config.try_workspaces(tasks)
     if config.json is not None:
         validate_replaceable_file("json", config.json, is_study)
-        if config.against is not None and os.path.realpath(config.json) == os.path.realpath(config.against):
-            raise ConfigError("json", str(config.json), "--against names the same file; write to another one")
+        if config.baseline is not None and os.path.realpath(config.json) == os.path.realpath(config.baseline):
+            raise ConfigError("json", str(config.json), "--baseline names the same file; write to another one")
     # The other evaluation must have the same tasks.
-    other = read_study(config.against) if config.against else None
+    other = read_study(config.baseline) if config.baseline else None
     if other is not None:
         validate_same_tasks(other, (task.id for task in tasks))
     # Play, print the metrics, and save them.
@@ -109,7 +109,7 @@ def main(argv: Sequence[str]) -> int:
             ):
                 write_study(place, study, config.k, about)
     if other is not None:
-        _show_comparison(compare(study, other), str(config.against), console)
+        _show_comparison(compare(study, other), str(config.baseline), console)
     return 0
 
 

@@ -29,20 +29,24 @@ class SamplerCheckConfig:
     """Policy, as in `train`, whose tokenizer and chat template write the prompts. Default: the bundled one."""
     prompt_space: PromptSpace = "auto"
     """The writer of the space after a prompt, as in `train`: auto, observed, sampled."""
-    overshoot: Overshoot = "forbid"
+    newline_tokens: Overshoot = "forbid"
     """Treatment of tokens with text after a newline: forbid (probability 0 in sampler and trainer alike), carry that
     text into the next line, or refuse a vocabulary that has them."""
     prompt: Annotated[str, PROMPT] = "bare"
     """Prompt template: bare, base, few_shot, chat, chat_few_shot, or a text file."""
-    chat: Mapping[str, Scalar] = field(default_factory=dict)
+    chat_template_kwargs: Mapping[str, Scalar] = field(default_factory=dict)
     """Arguments of the model's chat template, such as enable_thinking. One that it does not read is refused."""
     timeout_s: Annotated[float, Above(0)] = TIMEOUT_S
     """Wall clock limit of one check, seconds, > 0."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt", load_template(self.prompt))
-        if self.chat and self.model is None:
-            raise ConfigError("chat", dict(self.chat), "the bundled policy has no chat template; give --model too")
+        if self.chat_template_kwargs and self.model is None:
+            raise ConfigError(
+                "chat_template_kwargs",
+                dict(self.chat_template_kwargs),
+                "the bundled policy has no chat template; give --model too",
+            )
         check_fields(self)
 
 
@@ -71,7 +75,7 @@ def refuse_without_effect(asked: ParsedSettings[SamplerCheckConfig]) -> None:
     """
     if asked.config.model is None:
         remedy = "it is about the tokenizer of --model; add --model, or leave it out"
-        refuse_unread(asked, SamplerCheckConfig(), ["overshoot", "prompt_space"], remedy)
+        refuse_unread(asked, SamplerCheckConfig(), ["newline_tokens", "prompt_space"], remedy)
 
 
 def _check_sampler(name: str, asked: ParsedSettings[SamplerCheckConfig]) -> int:
@@ -83,7 +87,7 @@ def _check_sampler(name: str, asked: ParsedSettings[SamplerCheckConfig]) -> int:
         world = RolloutConfig(model=config.model)
         config = apply_defaults(asked, world)
         renderer = Renderer.from_folder(
-            world.model_folder, config.overshoot, config.chat, prompt_space=config.prompt_space
+            world.model_folder, config.newline_tokens, config.chat_template_kwargs, prompt_space=config.prompt_space
         )
     rows = run_checks(sampler, renderer, config.prompt, config.timeout_s)
     table = Table("promise", "kept", "detail", title=f"sampler {name}")

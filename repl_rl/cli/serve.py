@@ -21,14 +21,14 @@ _TASK_SETTINGS = ("tasks", "judge", "group_judge")
 _RUN_SETTINGS = (
     "model",
     "prompt",
-    "bos",
+    "add_bos_token",
     "prompt_space",
     "date",
-    "chat",
+    "chat_template_kwargs",
     "sampler",
     "host_functions",
     "preload",
-    "overshoot",
+    "newline_tokens",
     "context_tokens",
     "dtype",
 )
@@ -56,13 +56,13 @@ class ServeConfig(RolloutConfig):
     """Model name for clients. "" selects the folder name of --run or --model, or else the value of --model."""
     concurrency: Annotated[int, AtLeast(1)] = 8
     """Concurrent turns, and consoles kept ready for them, >= 1."""
-    waiting: Annotated[int, AtLeast(0)] = 64
+    max_waiting: Annotated[int, AtLeast(0)] = 64
     """Turns that may wait in the queue, >= 0. A further turn is refused with status 429."""
-    conversations: Annotated[int, AtLeast(0)] = 64
+    max_conversations: Annotated[int, AtLeast(0)] = 64
     """Conversations that may be kept, each with its console, >= 0."""
-    idle_s: Annotated[float, Above(0)] = 600.0
+    conversation_timeout_s: Annotated[float, Above(0)] = 600.0
     """Time without a turn after which a kept conversation ends, seconds, > 0."""
-    drain_s: Annotated[float, AtLeast(0)] = 5.0
+    shutdown_timeout_s: Annotated[float, AtLeast(0)] = 5.0
     """Time for running turns to finish after SIGTERM, seconds, >= 0."""
 
     def __post_init__(self) -> None:
@@ -137,8 +137,10 @@ def main(argv: Sequence[str]) -> int:
         )
         raise ConfigError("sandbox", config.sandbox, remedy)
     shown = f"[{host}]" if ":" in host else host
-    bounds = ServerLimits(config.concurrency, config.waiting, config.conversations, config.idle_s)
-    serving = TurnServer(world.open_rollouts, found, config.model_name, bounds, keys, config.drain_s)
+    bounds = ServerLimits(
+        config.concurrency, config.max_waiting, config.max_conversations, config.conversation_timeout_s
+    )
+    serving = TurnServer(world.open_rollouts, found, config.model_name, bounds, keys, config.shutdown_timeout_s)
 
     def print_ready() -> None:
         print(f"http://{shown}:{port}/v1 serves {config.model_name}    (interrupt to stop)", flush=True)

@@ -47,17 +47,18 @@ class TrainConfig(RolloutConfig):
     resume: bool = False
     """Resume the run of the same name from its newest training state, or begin it if it does not exist. Its settings
     must be the same, except that steps may grow."""
-    states: str = "within(seconds=60, keep=2)"
+    checkpoint: str = "within(every_s=60, keep_last=2)"
     """Schedule of the training states for --resume. The default loses at most 60 seconds or one step, and keeps the
     newest 2 states. "never" saves none."""
-    fleet: Annotated[str, HasOptions(get_worker_options)] = "local"
+    workers: Annotated[str, HasOptions(get_worker_options)] = "local"
     """Place of the rollouts: local (this process), ray (nodes of a Ray cluster that is started here) or
-    ray://HOST:PORT (of a running cluster). Options are given as --fleet.KEY VALUE, such as --fleet.nodes 2."""
+    ray://HOST:PORT (of a running cluster). Options are given as --workers.KEY VALUE, such as
+    --workers.max-workers 2."""
     train_tasks: Annotated[int, AtLeast(1)] = 4096
     """Tasks to draw from, >= 1."""
     eval_tasks: Annotated[int, AtLeast(1), PretrainedDefault.on_cpu(32)] = 240
     """Held-out tasks of the evaluations, >= 1."""
-    eval_every: Annotated[int, AtLeast(0)] = 0
+    eval_steps: Annotated[int, AtLeast(0)] = 0
     """Steps between evaluations during training, >= 0. 0 means only before and after. Each plays every held-out task
     twice, at temperature 1 and greedily. checkpoints/best is the policy that solved most at temperature 1."""
     validation: str = ""
@@ -75,11 +76,11 @@ class TrainConfig(RolloutConfig):
         super().__post_init__()
         check_fields(self)
         check_name(self.name)
-        parse_checkpoint_schedule(self.states)
-        parse_workers(self.fleet)
-        if self.eval_every > self.trainer.steps:
+        parse_checkpoint_schedule(self.checkpoint)
+        parse_workers(self.workers)
+        if self.eval_steps > self.trainer.steps:
             remedy = f"training takes {self.trainer.steps} steps, so none would be made; give at most that"
-            raise ConfigError("eval_every", self.eval_every, remedy)
+            raise ConfigError("eval_steps", self.eval_steps, remedy)
 
     def split_tasks(self) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
         """Return the tasks to train on and those to evaluate on, at most `train_tasks` and `eval_tasks`.

@@ -62,7 +62,7 @@ class Run:
         if config.curriculum and len({task.family for task in self.training}) < 2:
             raise ConfigError("curriculum", True, "all tasks are of one family, so it has no effect; leave it out")
         validate_run(config, config.trainer, len(self.training))
-        validate_gpu_memory(config, config.trainer, local=parse_workers(config.fleet) is None)
+        validate_gpu_memory(config, config.trainer, local=parse_workers(config.workers) is None)
         if self.main:
             config.try_workspaces([*self.training, *self.held_out])
         self.settings = dump_toml(replace(config, model=config.policy.reference, resume=False))
@@ -91,7 +91,7 @@ class Run:
             open_rollout_client(
                 adapt_to_trainer(config, config.trainer),
                 {task.id: task for task in self.training},
-                config.fleet,
+                config.workers,
                 get_rank(),
             ) as source,
             open_run(self.folder, self.settings, config.resume, self.main) as self.state,
@@ -166,7 +166,7 @@ class Run:
             self._print_estimate()
         begun = time.monotonic()
         # Without a schedule, no training states are saved.
-        kept = parse_checkpoint_schedule(config.states)
+        kept = parse_checkpoint_schedule(config.checkpoint)
         keeper = None
         if kept is not None:
             keeper = CheckpointManager(
@@ -189,8 +189,8 @@ class Run:
                 Curriculum(self.training, config.seed) if config.curriculum else None,
                 config.seed,
                 self._record_fallback,
-                Evaluation(config.eval_every, partial(self._evaluate_during_training, source))
-                if config.eval_every
+                Evaluation(config.eval_steps, partial(self._evaluate_during_training, source))
+                if config.eval_steps
                 else None,
                 keeper,
                 config.dtype,

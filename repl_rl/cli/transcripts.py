@@ -85,15 +85,15 @@ class TranscriptsConfig:
     """Replace older transcripts that this command made. Anything else is refused."""
     prompt: Annotated[str, PROMPT] = "bare"
     """Prompt template that the policy is trained with: bare, base, few_shot, chat, chat_few_shot, or a text file."""
-    chat: Mapping[str, Scalar] = field(default_factory=dict)
+    chat_template_kwargs: Mapping[str, Scalar] = field(default_factory=dict)
     """Arguments of the model's chat template, such as enable_thinking. One that it does not read is refused."""
-    bos: bool = True
+    add_bos_token: bool = True
     """Begin plain prompts with the first token that the model's own tokenizer writes (BOS), if it writes one."""
     prompt_space: PromptSpace = "auto"
     """The writer of the space after a prompt, as in `train`: auto, observed, sampled."""
     date: str = ""
     """Date and time that the model's chat template writes, as in `train`. "" means the start of this command."""
-    overshoot: Overshoot = "forbid"
+    newline_tokens: Overshoot = "forbid"
     """Treatment of tokens with text after a newline: forbid (probability 0 in sampler and trainer alike), carry that
     text into the next line, or refuse a vocabulary that has them."""
     max_tokens: Annotated[int, AtLeast(64), CONTEXT] = 1024
@@ -136,13 +136,22 @@ def main(argv: Sequence[str]) -> int:
     config = replace(config, date=date, prompt_space=space)
     now = parse_date(config.date) if config.date else None
     renderer = Renderer.from_folder(
-        folder, config.overshoot, config.chat, bos=config.bos, prompt_space=config.prompt_space, now=now
+        folder,
+        config.newline_tokens,
+        config.chat_template_kwargs,
+        bos=config.add_bos_token,
+        prompt_space=config.prompt_space,
+        now=now,
     )
     recipe = DoctestRecipe(renderer, config.prompt, config.max_tokens, config.max_lines, config.concurrency)
     # Write a prompt now, so that a template that does not fit is found before anything runs.
     renderer.build_prompt("", config.prompt)
-    if config.chat and not renderer.chat_template.was_applied:
-        raise ConfigError("chat", dict(config.chat), f"no chat template is in --prompt {config.prompt}; leave it out")
+    if config.chat_template_kwargs and not renderer.chat_template.was_applied:
+        raise ConfigError(
+            "chat_template_kwargs",
+            dict(config.chat_template_kwargs),
+            f"no chat template is in --prompt {config.prompt}; leave it out",
+        )
     # transformers warns of texts beyond the policy's context. Such texts are cut or dropped here.
     logging.getLogger("transformers.tokenization_utils_base").setLevel(logging.ERROR)
     harvests = {package: list(iterate_doctests(package)) for package in config.from_doctests}

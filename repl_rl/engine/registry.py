@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, ClassVar
 
+from repl_rl.deprecations import keeps_old_names
 from repl_rl.engine.base import Engine
 from repl_rl.engine.config import EngineConfig, EngineOptions, read_model_folder
 from repl_rl.engine.scripted_engine import ScriptedEngine, ScriptedPolicy
@@ -32,6 +33,7 @@ class RequestMode(StrEnum):
     """One request per line; only the prefix cache is kept between lines."""
 
 
+@keeps_old_names
 @dataclass(frozen=True, slots=True)
 class Vllm(EngineConfig):
     """vLLM, in a separate process."""
@@ -44,9 +46,9 @@ class Vllm(EngineConfig):
     block_size: Annotated[int | None, PowerOfTwo(16)] = None
     """Ids per block of the KV cache, a power of two >= 16, on CPU >= 32. None means 32 on CPU, and vLLM's default on a
     GPU. On CPU vLLM's default of 128 is longer than most prompts, so they would share no block."""
-    threads: Annotated[int | None, AtLeast(1)] = None
+    cpu_threads: Annotated[int | None, AtLeast(1)] = None
     """On CPU: threads of the engine's process (>= 1). None means all cores but one, at least 1."""
-    drive: RequestMode = RequestMode.SESSION
+    request_mode: RequestMode = RequestMode.SESSION
     """Request mode: session (one request per rollout) or request (one request per line)."""
     sleep: bool = False
     """On a GPU shared with the trainer: release vLLM's memory for the update, from rollouts to weight sync."""

@@ -261,7 +261,7 @@ def build_process_environment(options: Vllm) -> Mapping[str, str]:
     return {
         **get_log_variables(),
         **get_preload_variables(Path(vllm.__file__).parent.parent),
-        "OMP_NUM_THREADS": str(options.threads or max(1, count_cores() - 1)),
+        "OMP_NUM_THREADS": str(options.cpu_threads or max(1, count_cores() - 1)),
         # Idle threads that spin would occupy the cores of the trainer and the consoles.
         "OMP_WAIT_POLICY": "PASSIVE",
         # The sampler compiles a helper at the first request. This takes seconds and gains nothing on CPU.
@@ -623,7 +623,7 @@ class VllmEngine:
         self._keeps_kv = opening.kv_on_sync == "keep"
         self._load_count = 0
         self._state = EngineState(
-            context_tokens, options.drive, SamplingParamsCache(), ReadWriteLock(), self._get_loaded_weights
+            context_tokens, options.request_mode, SamplingParamsCache(), ReadWriteLock(), self._get_loaded_weights
         )
         self._sessions: set[VllmSession] = set()
         self._sleep_mode = SleepMode(llm, options.sleep)

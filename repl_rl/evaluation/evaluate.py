@@ -22,6 +22,8 @@ from repl_rl.evaluation.confidence_intervals import (
 )
 from repl_rl.rollout import RolloutClient
 from repl_rl.runs.store import append_records, read_trajectories
+from repl_rl.settings.bounded_toml import parse_toml
+from repl_rl.settings.legacy import rename_recorded
 from repl_rl.tasks import Task
 from repl_rl.trajectory.trajectory import Trajectory
 from repl_rl.utils.atomic_files import (
@@ -331,7 +333,7 @@ class EvaluationFolder:
         path = resolve_link(EVALUATION.name, self.path)
         config_file = path / "config.toml"
         settings = _read_settings(config_file) if config_file.is_file() else self._config_toml
-        if settings != self._config_toml:
+        if settings != self._config_toml and not _is_renamed(settings, self._config_toml):
             differing = sorted(set(settings.splitlines()) ^ set(self._config_toml.splitlines()))
             remedy = f"it holds an evaluation with other settings ({'; '.join(differing)}); name another folder"
             raise ConfigError("evaluation folder", str(path), remedy)
@@ -387,6 +389,14 @@ class EvaluationFolder:
 
     def _get_chunk_path(self, kind: str, portion: int) -> Path:
         return self.path / kind / f"{portion:06d}.jsonl.gz"
+
+
+def _is_renamed(before: str, now: str) -> bool:
+    """Return True if settings differ only in names that an older version wrote."""
+    try:
+        return rename_recorded(parse_toml(before)) == rename_recorded(parse_toml(now))
+    except (ConfigError, ValueError, RecursionError):
+        return False
 
 
 def _read_settings(file: Path) -> str:

@@ -96,13 +96,13 @@ def get_maskable_output_layer(model: PreTrainedModel) -> nn.Linear:
     # A cap would raise the logit of a forbidden id to `-cap`.
     cap = getattr(model.config.get_text_config(), CAP, None)
     if cap is not None:
-        remedy = "a capped logit cannot be forbidden; use --overshoot carry"
-        raise ConfigError(f"overshoot forbid with a model that sets {CAP}", cap, remedy)
+        remedy = "a capped logit cannot be forbidden; use --newline-tokens carry"
+        raise ConfigError(f"newline_tokens forbid with a model that sets {CAP}", cap, remedy)
     # The bias of the forbidden ids needs the place of the layer's own bias.
     if not isinstance(head, nn.Linear) or head._parameters.get("bias") is not None:
         layer = type(head).__name__
-        remedy = "it takes a plain layer without a bias; use --overshoot carry"
-        raise ConfigError("overshoot forbid with an output layer", layer, remedy)
+        remedy = "it takes a plain layer without a bias; use --newline-tokens carry"
+        raise ConfigError("newline_tokens forbid with an output layer", layer, remedy)
     return head
 
 

@@ -1,6 +1,6 @@
 """Options of a Ray cluster that a user can choose, and checks that need no Ray.
 
-The `fleet` setting names the processes that play rollouts: `local`, `ray`, or `ray://HOST:PORT`, with options in
+The `workers` setting names the processes that play rollouts: `local`, `ray`, or `ray://HOST:PORT`, with options in
 parentheses. The `nodes` sandbox has its consoles on machines of a cluster, separate from the engine, for lines that
 compute.
 """
@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, ClassVar
 
+from repl_rl.deprecations import keeps_old_names
 from repl_rl.errors import ConfigError, SandboxUnavailable
 from repl_rl.sandbox.base import Sandbox, SandboxConfig, SandboxOptions
 from repl_rl.sandbox.local import Local
@@ -20,7 +21,7 @@ from repl_rl.settings.component_registry import NameWithOptions, get_options
 from repl_rl.settings.value_bounds import Above, AtLeast
 from repl_rl.utils.installed_versions import get_version
 
-_SETTING = "fleet"
+_SETTING = "workers"
 """Name of the setting, for messages."""
 _ADDRESS_MARK = "://"
 """Text between the name of a backend and its address."""
@@ -30,19 +31,20 @@ INNER = Local()
 """Sandbox that holds the consoles on each machine."""
 
 
+@keeps_old_names
 @dataclass(frozen=True, slots=True)
 class RayOptions:
     """Options of workers on a Ray cluster."""
 
     address: str
     """HOST:PORT of a running cluster; empty starts one on this machine, for this run alone."""
-    nodes: int
-    """Largest number of workers; 0 means one per `gpus` GPUs, or one per machine without GPUs."""
-    gpus: int
+    max_workers: int
+    """Largest number of workers; 0 means one per `gpus_per_worker` GPUs, or one per machine without GPUs."""
+    gpus_per_worker: int
     """GPUs per worker, on machines with GPUs."""
-    simulate: bool
+    simulate_machines: bool
     """True to start one machine per worker on this machine."""
-    patience_s: float
+    startup_timeout_s: float
 
 
 def use_local() -> None:
@@ -52,20 +54,21 @@ def use_local() -> None:
 
 def use_ray(
     *,
-    nodes: Annotated[int, AtLeast(0)] = 0,
-    gpus: Annotated[int, AtLeast(0)] = 1,
-    simulate: bool = False,
-    patience_s: Annotated[float, Above(0)] = 300.0,
+    max_workers: Annotated[int, AtLeast(0)] = 0,
+    gpus_per_worker: Annotated[int, AtLeast(0)] = 1,
+    simulate_machines: bool = False,
+    startup_timeout_s: Annotated[float, Above(0)] = 300.0,
 ) -> RayOptions:
     """Play rollouts on workers of a Ray cluster, each an actor with engine, consoles and sampler.
 
     Args:
-        nodes: largest number of workers (>= 0); 0 means one per `gpus` GPUs, or one per machine without GPUs.
-        gpus: GPUs per worker (>= 0), on machines with GPUs.
-        simulate: start a cluster of `nodes` machines on this one.
-        patience_s: longest wait for a worker while there is none, seconds (> 0).
+        max_workers: largest number of workers (>= 0); 0 means one per `gpus_per_worker` GPUs, or one per machine
+            without GPUs.
+        gpus_per_worker: GPUs per worker (>= 0), on machines with GPUs.
+        simulate_machines: start a cluster of `max_workers` machines on this one.
+        startup_timeout_s: longest wait for a worker while there is none, seconds (> 0).
     """
-    return RayOptions("", nodes, gpus, simulate, patience_s)
+    return RayOptions("", max_workers, gpus_per_worker, simulate_machines, startup_timeout_s)
 
 
 FLEETS: Mapping[str, Callable[..., RayOptions | None]] = {"local": use_local, "ray": use_ray}
@@ -73,12 +76,12 @@ FLEETS: Mapping[str, Callable[..., RayOptions | None]] = {"local": use_local, "r
 
 
 def get_worker_options(name: str) -> Mapping[str, object]:
-    """Return the options of a fleet by name, each with its annotation. Raises ConfigError for an unknown name."""
+    """Return the options of workers by name, each with its annotation. Raises ConfigError for an unknown name."""
     return get_options(_find_backend(name))
 
 
 def parse_workers(text: str) -> RayOptions | None:
-    """Read the `fleet` setting. None means that this process plays all rollouts.
+    """Read the `workers` setting. None means that this process plays all rollouts.
 
     Raises:
         ConfigError: the setting is not valid, or its package is not installed.
@@ -90,12 +93,14 @@ def parse_workers(text: str) -> RayOptions | None:
         return None
     _, _, address = named.name.partition(_ADDRESS_MARK)
     # Simulated machines are started here, so their number is needed and an address has no effect.
-    if found.simulate and (address or not found.nodes):
-        remedy = "leave the address out, and say how many machines: --fleet.nodes 2"
-        raise ConfigError("fleet.simulate", found.simulate, remedy)
+    if found.simulate_machines and (address or not found.max_workers):
+        remedy = "leave the address out, and say how many machines: --workers.max-workers 2"
+        raise ConfigError("workers.simulate_machines", found.simulate_machines, remedy)
     if find_spec("ray") is None:
         raise ConfigError("package", "ray", "it is not installed; install it with `pip install 'repl_rl[ray]'`")
-    return RayOptions(address, found.nodes, found.gpus, found.simulate, found.patience_s)
+    return RayOptions(
+        address, found.max_workers, found.gpus_per_worker, found.simulate_machines, found.startup_timeout_s
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,9 @@ def connect_to_ray(
     """
     if ray.is_initialized():
         if simulated:
-            raise ConfigError(f"{thing}.simulate", True, "this process is on a cluster already; end that first")
+            raise ConfigError(
+                f"{thing}.simulate_machines", True, "this process is on a cluster already; end that first"
+            )
         _validate_same_cluster(thing, address)
         yield None
         return

@@ -78,7 +78,7 @@ class RayWorkerCluster:
         """See `WorkerCluster.list_slots`."""
         found: dict[str, tuple[str, int]] = {}
         for machine in await list_machines(WorkerLost):
-            names = [f"{machine.name}/{number}" for number in range(max(machine.gpus, self._choice.nodes, 1))]
+            names = [f"{machine.name}/{number}" for number in range(max(machine.gpus, self._choice.max_workers, 1))]
             # Used slots come first, so that a machine with less room keeps them.
             held = [name for name in names if name in self._nodes and not self._nodes[name].was_killed]
             count, gpus = compute_worker_capacity(self._choice, self._started, machine, len(held))
@@ -116,10 +116,12 @@ def compute_worker_capacity(choice: RayOptions, started: bool, machine: Machine,
         machine: machine of the cluster.
         held: workers of this run on the machine (>= 0), which count as well.
     """
-    if choice.gpus and machine.gpus >= choice.gpus:
-        return min(machine.gpus, machine.free + held * choice.gpus) // choice.gpus, choice.gpus
+    if choice.gpus_per_worker and machine.gpus >= choice.gpus_per_worker:
+        return min(
+            machine.gpus, machine.free + held * choice.gpus_per_worker
+        ) // choice.gpus_per_worker, choice.gpus_per_worker
     # Without GPUs: one worker per machine, or all of them if the cluster is this machine alone.
-    return (choice.nodes or 1, 0) if started and not choice.simulate else (1, 0)
+    return (choice.max_workers or 1, 0) if started and not choice.simulate_machines else (1, 0)
 
 
 class StartedCluster(NamedTuple):
@@ -137,9 +139,9 @@ def open_ray_cluster(choice: RayOptions, kind: type[RolloutWorker] = RolloutWork
         ConfigError: the cluster does not exist, it cannot be started, or this process is on another one already. Or
             workers would get the GPU on which this process trains.
     """
-    simulated = choice.nodes if choice.simulate else 0
-    with connect_to_ray("fleet", choice.address, simulated, choice.patience_s) as here:
+    simulated = choice.max_workers if choice.simulate_machines else 0
+    with connect_to_ray("workers", choice.address, simulated, choice.startup_timeout_s) as here:
         # Other programs may have started that cluster, with all GPUs of this machine.
-        if choice.address and choice.gpus:
-            validate_cluster_gpus("fleet")
+        if choice.address and choice.gpus_per_worker:
+            validate_cluster_gpus("workers")
         yield StartedCluster(RayWorkerCluster(choice, here is not None, kind), here)

@@ -69,7 +69,7 @@ def start_local_machines(thing: str, simulated: int) -> Iterator[Machines]:
         yield from _start_machines(thing, simulated, folder)
 
 
-def add_machine(machines: Machines, thing: str = "fleet", **options: object) -> Machine:
+def add_machine(machines: Machines, thing: str = "workers", **options: object) -> Machine:
     """Start one more machine on the loopback address, and retry if it does not come up.
 
     Raises:

@@ -379,7 +379,7 @@ class LivenessTimer:
         return left_s
 
     def _make_error(self, how: str, words: str) -> UnrecoverableError:
-        remedy = "see that its machines are there, and what `repl-rl fleet status` says"
+        remedy = "see that its machines are there, and what `repl-rl workers status` says"
         return UnrecoverableError(f"fleet on {self._cluster}", f"{how} ({words})", remedy)
 
 

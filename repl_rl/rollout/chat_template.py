@@ -88,7 +88,9 @@ class ChatTemplate:
             if key not in self.variable_names:
                 hint = f"it reads {', '.join(sorted(self.variable_names))}" if self.variable_names else "it reads none"
                 raise ConfigError(
-                    f"chat.{key}", value, f"the {self.name} does not read it, so it has no effect; {hint}"
+                    f"chat_template_kwargs.{key}",
+                    value,
+                    f"the {self.name} does not read it, so it has no effect; {hint}",
                 )
 
     @property

@@ -65,21 +65,22 @@ _QUERY_STOPS = {LineEnd.EOS: Stop.EOS, LineEnd.LENGTH: Stop.LINE_TOO_LONG}
 """Stop of a query by the end of its line; any other end is `FINISHED`."""
 
 
+@keeps_old_names
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostLimits:
     """Limits of the calls of one function."""
 
-    seconds: Annotated[float, Above(0)] = 30.0
+    timeout_s: Annotated[float, Above(0)] = 30.0
     """Wall-clock time of one call on the host, seconds (> 0)."""
-    calls: Annotated[int, AtLeast(1)] = 64
+    max_calls: Annotated[int, AtLeast(1)] = 64
     """Calls per rollout (>= 1). A call that names no function does not count here."""
-    argument_bytes: Annotated[int, Above(0, at_most=MAX_BYTES)] = 262_144
+    max_argument_bytes: Annotated[int, Above(0, at_most=MAX_BYTES)] = 262_144
     """Size of a call as JSON, bytes (1 to 1,048,576)."""
-    answer_bytes: Annotated[int, Above(0, at_most=MAX_BYTES)] = 65_536
+    max_answer_bytes: Annotated[int, Above(0, at_most=MAX_BYTES)] = 65_536
     """Size of an answer as JSON, bytes (1 to 1,048,576)."""
-    at_once: Annotated[int, AtLeast(1)] = 4
+    max_concurrent: Annotated[int, AtLeast(1)] = 4
     """Concurrent calls per rollout (>= 1); others wait."""
-    at_once_in_all: Annotated[int, AtLeast(1)] = 64
+    max_concurrent_total: Annotated[int, AtLeast(1)] = 64
     """Concurrent calls over all rollouts (>= 1); others wait."""
 
     def __post_init__(self) -> None:
@@ -370,7 +371,7 @@ class HostCallSlots:
 
     def get_semaphore(self, function: HostFunction, depth: int) -> asyncio.Semaphore:
         """Return the semaphore of a function at a depth."""
-        limit = function.limits.at_once_in_all
+        limit = function.limits.max_concurrent_total
         return self._free.setdefault((function.name, depth), asyncio.Semaphore(limit))
 
 
@@ -395,9 +396,9 @@ class HostCallSession:
         """
         self._functions = {function.name: function for function in functions}
         self._slots, self._context = slots or HostCallSlots(), context
-        self._rollout_slots = {f.name: asyncio.Semaphore(f.limits.at_once) for f in functions}
+        self._rollout_slots = {f.name: asyncio.Semaphore(f.limits.max_concurrent) for f in functions}
         self._counts: Counter[str] = Counter()
-        self._max_calls = sum(function.limits.calls for function in functions) + _MAX_INVALID
+        self._max_calls = sum(function.limits.max_calls for function in functions) + _MAX_INVALID
         self._calls: list[HostCall] = []
         self._exceeded: set[str] = set()
         self._children: list[Trajectory] = []
@@ -412,7 +413,7 @@ class HostCallSession:
     @property
     def argument_bytes(self) -> int:
         """See `HostCallHandler.argument_bytes`."""
-        return max((function.limits.argument_bytes for function in self._functions.values()), default=1)
+        return max((function.limits.max_argument_bytes for function in self._functions.values()), default=1)
 
     def take_calls(self) -> tuple[HostCall, ...]:
         """Return the calls since the last `take_calls`. Of calls beyond a limit, only the first per function is
@@ -455,10 +456,10 @@ class HostCallSession:
             return encode_reply(self._refuse_call(request, request.error or ""))
         # From here on the function is known, and its own limit applies.
         function = self._functions[request.name]
-        if self._counts[request.name] > function.limits.calls:
+        if self._counts[request.name] > function.limits.max_calls:
             return encode_reply(
                 self._refuse_call(
-                    request, f"{request.name}() was called {function.limits.calls} times, {LIMIT_REACHED}"
+                    request, f"{request.name}() was called {function.limits.max_calls} times, {LIMIT_REACHED}"
                 )
             )
         return encode_reply(await self._make_call(function, request, self._first_number + total))
@@ -473,8 +474,8 @@ class HostCallSession:
                     f"there is no host function {request.name!r}; there are {', '.join(self._functions)}"
                 )
             self._counts[request.name] += 1
-            if len(call) > function.limits.argument_bytes:
-                limit = function.limits.argument_bytes
+            if len(call) > function.limits.max_argument_bytes:
+                limit = function.limits.max_argument_bytes
                 raise HostCallRefused(
                     f"arguments of {request.name}() have {len(call)} bytes as JSON; at most {limit} are allowed"
                 )
@@ -547,7 +548,7 @@ class HostCallSession:
         work = run()
         assert isinstance(work, Awaitable)
         try:
-            async with asyncio.timeout(function.limits.seconds):
+            async with asyncio.timeout(function.limits.timeout_s):
                 return await work
         except TimeoutError as error:
             raise HostCallRefused(_make_timeout_message(function)) from error
@@ -563,7 +564,7 @@ class HostCallSession:
             lambda finished: finished.cancelled() or finished.exception()
         )  # marks the error as retrieved
         try:
-            await asyncio.wait({task}, timeout=function.limits.seconds)
+            await asyncio.wait({task}, timeout=function.limits.timeout_s)
         finally:
             if not task.done():
                 task.cancel()
@@ -592,7 +593,7 @@ async def _run_function(run: Callable[[], object], name: str, hanging: set[Daemo
 
 
 def _make_timeout_message(function: HostFunction) -> str:
-    return f"{function.name}() took longer than {function.limits.seconds:g} s"
+    return f"{function.name}() took longer than {function.limits.timeout_s:g} s"
 
 
 def _encode_answer(answer: object, function: HostFunction) -> str:
@@ -601,8 +602,8 @@ def _encode_answer(answer: object, function: HostFunction) -> str:
         text = json.dumps(answer, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise HostCallRefused(f"the result of {function.name}() is no JSON value: {error}") from error
-    if len(text) > function.limits.answer_bytes:
-        limit = function.limits.answer_bytes
+    if len(text) > function.limits.max_answer_bytes:
+        limit = function.limits.max_answer_bytes
         raise HostCallRefused(
             f"the result of {function.name}() has {len(text)} bytes as JSON; at most {limit} are allowed"
         )
@@ -614,10 +615,10 @@ def llm_query(
     train: bool = False,
     model: str = "",
     max_tokens: Annotated[int, AtLeast(1)] = 256,
-    calls: Annotated[int, AtLeast(1)] = 64,
-    seconds: Annotated[float, Above(0)] = 60.0,
-    at_once: Annotated[int, AtLeast(1)] = 4,
-    at_once_in_all: Annotated[int, AtLeast(1)] = 64,
+    max_calls: Annotated[int, AtLeast(1)] = 64,
+    timeout_s: Annotated[float, Above(0)] = 60.0,
+    max_concurrent: Annotated[int, AtLeast(1)] = 4,
+    max_concurrent_total: Annotated[int, AtLeast(1)] = 64,
 ) -> HostFunction:
     """Return `llm_query(prompt)`: the policy's answer to a prompt, in a separate context.
 
@@ -627,10 +628,10 @@ def llm_query(
         train: train its tokens, each with the advantage of the calling line; otherwise they are masked.
         model: another model to query, a folder or owner/name, on the transformers engine; "" means the policy.
         max_tokens: token budget of an answer (>= 1); a longer one is truncated.
-        calls: calls per rollout (>= 1).
-        seconds: wall-clock time of a call (> 0).
-        at_once: concurrent calls per rollout (>= 1).
-        at_once_in_all: concurrent calls over all rollouts (>= 1).
+        max_calls: calls per rollout (>= 1).
+        timeout_s: wall-clock time of a call (> 0).
+        max_concurrent: concurrent calls per rollout (>= 1).
+        max_concurrent_total: concurrent calls over all rollouts (>= 1).
 
     Raises:
         ConfigError: `train` is set together with another model.
@@ -643,7 +644,12 @@ def llm_query(
         child = await _sample_query(context, context.runner.get_model(model), prompt, max_tokens)
         return StagedResult("".join(line.text for line in child.lines).removesuffix("\n"), child, train)
 
-    limits = HostLimits(seconds=seconds, calls=calls, at_once=at_once, at_once_in_all=at_once_in_all)
+    limits = HostLimits(
+        timeout_s=timeout_s,
+        max_calls=max_calls,
+        max_concurrent=max_concurrent,
+        max_concurrent_total=max_concurrent_total,
+    )
     function = host_function(_describe_llm_query, limits, "llm_query")
     return replace(function, run=run_query, is_staged=True, model=model)
 
@@ -698,10 +704,10 @@ def child_rollout(
     *,
     depth: Annotated[int, AtLeast(1)] = 1,
     train: bool = True,
-    calls: Annotated[int, AtLeast(1)] = 4,
-    seconds: Annotated[float, Above(0)] = 120.0,
-    at_once: Annotated[int, AtLeast(1)] = 2,
-    at_once_in_all: Annotated[int, AtLeast(1)] = 16,
+    max_calls: Annotated[int, AtLeast(1)] = 4,
+    timeout_s: Annotated[float, Above(0)] = 120.0,
+    max_concurrent: Annotated[int, AtLeast(1)] = 2,
+    max_concurrent_total: Annotated[int, AtLeast(1)] = 16,
 ) -> HostFunction:
     """Return `rollout(question)`: the answer of a nested rollout of the same policy and sampler, or None.
 
@@ -710,10 +716,10 @@ def child_rollout(
     Args:
         depth: levels of nested rollouts (>= 1); the innermost ones are not offered the function.
         train: train its tokens, each with the advantage of the calling line; otherwise they are masked.
-        calls: calls per rollout (>= 1).
-        seconds: wall-clock time of a call (> 0).
-        at_once: concurrent calls per rollout (>= 1).
-        at_once_in_all: concurrent calls over all rollouts, at each depth (>= 1).
+        max_calls: calls per rollout (>= 1).
+        timeout_s: wall-clock time of a call (> 0).
+        max_concurrent: concurrent calls per rollout (>= 1).
+        max_concurrent_total: concurrent calls over all rollouts, at each depth (>= 1).
     """
 
     # Its parameters are those of `_describe_child_rollout`, which gives the schema.
@@ -734,7 +740,12 @@ def child_rollout(
         child = replace(child, parent=context.rollout_spec.id)
         return StagedResult(child.answer, child, train and child.trainable)
 
-    limits = HostLimits(seconds=seconds, calls=calls, at_once=at_once, at_once_in_all=at_once_in_all)
+    limits = HostLimits(
+        timeout_s=timeout_s,
+        max_calls=max_calls,
+        max_concurrent=max_concurrent,
+        max_concurrent_total=max_concurrent_total,
+    )
     function = host_function(_describe_child_rollout, limits, "rollout")
     return replace(function, run=run, is_staged=True, max_depth=depth)
 
@@ -837,7 +848,9 @@ def count_nested_sessions(functions: tuple[HostFunction, ...]) -> int:
     """Return the largest number of engine sessions that calls may need, without those of the calling rollouts."""
     # The limit of concurrent calls holds at each depth at which a function is offered.
     levels = 1 + max((f.max_depth for f in functions), default=0)
-    return sum(f.limits.at_once_in_all * (f.max_depth or levels) for f in functions if f.is_staged and not f.model)
+    return sum(
+        f.limits.max_concurrent_total * (f.max_depth or levels) for f in functions if f.is_staged and not f.model
+    )
 
 
 def compute_call_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -76,7 +76,7 @@ def compute_step_metrics(
     if preemptions is not None:
         metrics["preemptions"] = preemptions
     # Early stopping is an option of this sampler.
-    if isinstance(sampler, ReplSampler) and sampler.give_up_after:
+    if isinstance(sampler, ReplSampler) and sampler.max_error_streak:
         metrics["lines_saved"] = count_lines_saved(trajectories, limits.max_lines)
     if host:
         metrics |= compute_call_metrics(trajectories)

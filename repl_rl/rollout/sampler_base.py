@@ -126,7 +126,7 @@ class RolloutSampler(ABC):
             )
         if renderer.chat_template.kwargs and not renderer.chat_template.was_applied:
             remedy = f"no chat template is in the prompt of {type(self).__name__}; leave it out, or use --prompt chat"
-            raise ConfigError("chat", renderer.chat_template.kwargs, remedy)
+            raise ConfigError("chat_template_kwargs", renderer.chat_template.kwargs, remedy)
 
     def fallback(self, renderer: Renderer) -> str | None:
         """Describe the part of this sampler that works in a lesser way with this policy, for log and summary.
@@ -140,10 +140,11 @@ class RolloutSampler(ABC):
         return {}
 
 
+@keeps_old_names
 class ReplSampler(RolloutSampler):
     """Line console: each line runs as soon as it is written, and its output is spliced in."""
 
-    give_up_after: int = 0
+    max_error_streak: int = 0
     candidates: int = 1
     thinking: str = ""
     thinking_tokens: int = THINKING_TOKENS
@@ -155,7 +156,7 @@ class ReplSampler(RolloutSampler):
     def __init__(
         self,
         *,
-        give_up_after: Annotated[int, AtLeast(0)] = 0,
+        max_error_streak: Annotated[int, AtLeast(0)] = 0,
         candidates: Annotated[int, AtLeast(1)] = 1,
         thinking: str = "",
         thinking_tokens: Annotated[int, AtLeast(1)] = THINKING_TOKENS,
@@ -163,7 +164,7 @@ class ReplSampler(RolloutSampler):
         """Set the options.
 
         Args:
-            give_up_after: number of consecutive lines with the same error, void, or timed out, that stops a rollout
+            max_error_streak: number of consecutive lines with the same error, void, or timed out, that stops a rollout
                 early (>= 2); 0 disables it.
             candidates: lines sampled per position (>= 1). The most frequent one is executed, and the likeliest wins a
                 tie. The others are recorded, and not trained.
@@ -172,13 +173,13 @@ class ReplSampler(RolloutSampler):
             thinking_tokens: token budget of that span (>= 1); a longer one is truncated and ends the rollout.
 
         Raises:
-            ConfigError: `give_up_after` is 1 or negative, or `thinking_tokens` is set without `thinking`.
+            ConfigError: `max_error_streak` is 1 or negative, or `thinking_tokens` is set without `thinking`.
         """
         if thinking_tokens != THINKING_TOKENS and not thinking:
             raise ConfigError("thinking_tokens", thinking_tokens, 'it has no effect without thinking="</think>"')
-        if give_up_after == 1 or give_up_after < 0:
-            raise ConfigError("give_up_after", give_up_after, "give 0, or 2 to max_lines")
-        self.give_up_after = give_up_after
+        if max_error_streak == 1 or max_error_streak < 0:
+            raise ConfigError("max_error_streak", max_error_streak, "give 0, or 2 to max_lines")
+        self.max_error_streak = max_error_streak
         self.candidates = candidates
         self.thinking = thinking
         self.thinking_tokens = thinking_tokens
@@ -200,8 +201,10 @@ class ReplSampler(RolloutSampler):
 
     def check(self, limits: RolloutLimits) -> None:
         """See `RolloutSampler.check`."""
-        if self.give_up_after > limits.max_lines:
-            raise ConfigError("give_up_after", self.give_up_after, f"give 0, or 2 to max_lines ({limits.max_lines})")
+        if self.max_error_streak > limits.max_lines:
+            raise ConfigError(
+                "max_error_streak", self.max_error_streak, f"give 0, or 2 to max_lines ({limits.max_lines})"
+            )
 
     async def rollout(self, episode: Episode) -> None:
         """See `RolloutSampler.rollout`."""
@@ -211,7 +214,7 @@ class ReplSampler(RolloutSampler):
             if not episode.ended:
                 episode.observe(("" if span.text.endswith("\n") else "\n") + PS1)
         # Each line runs as soon as it is sampled, or chosen among candidates.
-        streak = ErrorStreakStopper(self.give_up_after)
+        streak = ErrorStreakStopper(self.max_error_streak)
         write = partial(episode.choose, self.candidates, choose_by_majority) if self.candidates > 1 else None
         async for line in episode.lines(write):
             if streak.should_stop(line.text, await episode.push(line)):

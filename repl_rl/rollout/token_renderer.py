@@ -131,14 +131,14 @@ class Renderer:
         self.forbidden_ids = self.audit.overshoot_ids if overshoot == "forbid" else frozenset[int]()
         """Ids that the policy never samples, in the engine and in the trainer."""
         if self.forbidden_ids >= self.audit.newline_ids:
-            remedy = "no line could end without them; use --overshoot carry"
+            remedy = "no line could end without them; use --newline-tokens carry"
             raise ConfigError(f"vocabulary of {self._source}, forbidden ids", len(self.forbidden_ids), remedy)
         if self.audit.overshoot_ids and overshoot == "refuse":
             examples = [self.decode((i,)) for i in sorted(self.audit.overshoot_ids)[:3]]
             raise ConfigError(
                 f"vocabulary of {self._source}, ids with text after a newline ({len(self.audit.overshoot_ids)})",
                 examples,
-                "use --overshoot forbid, with which the policy never samples one, or carry; or another tokenizer",
+                "use --newline-tokens forbid, with which the policy never samples one, or carry; or another tokenizer",
             )
         self._encode_cached = lru_cache(maxsize=65_536)(self._encode)
         samples_space = joins_words(self._encode, self.decode) if prompt_space == "auto" else prompt_space == "sampled"

@@ -19,7 +19,7 @@ from repl_rl.runs.report import write_report
 from repl_rl.runs.run_metadata import CONFIG, METRICS, SUMMARY, read_settings, read_summary, read_whole_lines
 from repl_rl.runs.store import write_step, write_tokens
 from repl_rl.settings.argument_parser import flatten, load_toml
-from repl_rl.settings.legacy import ADDED
+from repl_rl.settings.legacy import ADDED, rename_recorded
 from repl_rl.trajectory.trajectory import Trajectory
 from repl_rl.utils.atomic_files import (
     Json,
@@ -294,7 +294,9 @@ def _parse_number(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() else -1
 
 
-FREE = frozenset({"name", "out", "overwrite", "resume", "states", "fleet", "trainer.save_every", "trainer.report_to"})
+FREE = frozenset(
+    {"name", "out", "overwrite", "resume", "checkpoint", "workers", "trainer.save_steps", "trainer.report_to"}
+)
 """Settings that may differ, because they have no influence on the trained policy."""
 STEPS = "trainer.steps"
 """Setting that may grow."""
@@ -314,9 +316,9 @@ def check_same_settings(run: Path, config_toml: str) -> None:
 
 def _describe_differences(file: Path, config_toml: str) -> list[str]:
     """Describe each setting that differs between the file `file` and ours. `FREE` may differ, `STEPS` may grow."""
-    current: Mapping[str, object] = dict(flatten(tomllib.loads(config_toml)))
+    current = rename_recorded(dict(flatten(tomllib.loads(config_toml))))
     # A setting that the older version did not record counts with the value that describes its behaviour.
-    saved = {**ADDED, **dict(flatten(load_toml(file)))}
+    saved = {**ADDED, **rename_recorded(dict(flatten(load_toml(file))))}
     saved = {name: value for name, value in saved.items() if name in current or name not in ADDED}
     return [
         f"{name} is {_format_setting(current, name)}, the run's {_format_setting(saved, name)}"

@@ -5,8 +5,9 @@ import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from repl_rl.errors import StoreError
+from repl_rl.errors import ConfigError, StoreError
 from repl_rl.settings import bounded_toml
+from repl_rl.settings.legacy import rename_recorded
 from repl_rl.utils.atomic_files import Json, is_inside
 
 RUNS = Path("runs")
@@ -64,8 +65,8 @@ def read_settings(run: Path) -> Mapping[str, object]:
         settings = bounded_toml.parse_toml(text)
         # Dump once as a check: settings may be nested too deeply for code that walks them.
         json.dumps(settings, default=str)
-        return settings
-    except (ValueError, RecursionError) as error:
+        return rename_recorded(settings)
+    except (ConfigError, ValueError, RecursionError) as error:
         raise StoreError(f"{str(run / CONFIG)!r} cannot be read: {error}") from error
 
 
@@ -133,7 +134,7 @@ def read_summary(run: Path) -> dict[str, Json] | None:
         return None
     try:
         summary = parse_finite_json(text)
-    except (ValueError, RecursionError) as error:
+    except (ConfigError, ValueError, RecursionError) as error:
         raise StoreError(f"{str(file)!r} cannot be read: {error}") from error
     if not isinstance(summary, dict):
         raise StoreError(f"{str(file)!r} cannot be read: it holds no object")

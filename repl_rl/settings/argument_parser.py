@@ -6,9 +6,9 @@ The parts, in order:
 - the flags of a settings dataclass: help texts with bounds, and per registry a name and one table per kind;
 - names whose options may be given apart from them, by `--sampler.KEY VALUE` or in a table of a file:
 
-        sampler = "repl(give_up_after=3)"          [sampler]
+        sampler = "repl(max_error_streak=3)"       [sampler]
                                                    name = "repl"
-                                                   give_up_after = 3
+                                                   max_error_streak = 3
 
 - settings as TOML: `load_toml` and `flatten` read them, `dump_toml` writes them.
 """
@@ -17,9 +17,10 @@ import ast
 import difflib
 import inspect
 import io
+import logging
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import redirect_stderr
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cache
@@ -28,7 +29,9 @@ from typing import Annotated, Generic, TypeVar, get_args, get_origin, get_type_h
 
 import tyro
 
+from repl_rl.deprecations import REMOVED_IN, rename_keys
 from repl_rl.errors import ConfigError
+from repl_rl.old_names import OLD_SETTINGS
 from repl_rl.settings.bounded_toml import MOST_BYTES, TooLong, parse_toml
 from repl_rl.settings.component_registry import (
     NameWithOptions,
@@ -36,6 +39,7 @@ from repl_rl.settings.component_registry import (
     RegistryEntry,
     has_options,
     strip_annotation,
+    translate_option,
     validate_option_name,
     validate_option_value,
 )
@@ -55,6 +59,7 @@ from repl_rl.settings.value_bounds import get_bound
 from repl_rl.utils.atomic_files import is_inside
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 _TYRO_CONFIG = (tyro.conf.EnumChoicesFromValues,)
 _RULER = re.compile(r"(?m)^[\s│]*[-─]{8,}[\s│]*$")
 """Ruler between the parts of tyro's error message, which may be in a box."""
@@ -116,9 +121,9 @@ def parse_with_sources(
     hints, theirs = collect_annotations(mirror), list_open_tables(kind)
     known = set(hints)
     apart = (*theirs, *get_option_fields(kind))
-    loaded = [
-        _select_known_pairs(list(flatten(load_toml(file, linked=True))), known, apart, str(file)) for file in files
-    ]
+    renamed = get_renamed_settings(known, apart)
+    loaded = [_select_known_pairs(_load_pairs(file, renamed), known, apart, str(file)) for file in files]
+    flags = _rename_flags(flags, renamed)
     of_files, flags = merge_options(kind, loaded, flags)
     from_files = [pair for pairs in of_files for pair in pairs]
     flags, of_tables = split_table_flags(theirs, flags)
@@ -158,6 +163,53 @@ def read_table(kind: type[T], table: Mapping[str, object], where: str) -> T:
     except SystemExit as end:
         # Only a command line may ask for help.
         raise ConfigError("settings", where, "they hold an option of the command line; leave it out") from end
+
+
+def get_renamed_settings(known: Collection[str], tables: Collection[str]) -> Mapping[str, str]:
+    """Return the new name of each old one that this command has, and that is no setting of it itself.
+
+    Args:
+        known: dotted names of the settings.
+        tables: settings that are tables of free keys.
+    """
+    heads = {name.partition(".")[0] for name in known}
+    return {
+        old: new
+        for old, new in OLD_SETTINGS.items()
+        if (new in known or new.partition(".")[0] in tables)
+        and old.partition(".")[0] not in heads - {new.partition(".")[0]}
+    }
+
+
+def _load_pairs(file: Path, renamed: Mapping[str, str]) -> list[tuple[str, object]]:
+    """Return the dotted keys and values of a file, under their new names, and log each old one."""
+
+    def log(old: str, new: str) -> None:
+        _log.warning("%s in %s is %s now; the old name goes in %s", old, file, new, REMOVED_IN)
+
+    return list(flatten(rename_keys(load_toml(file, linked=True), renamed, str(file), log)))
+
+
+def _rename_flags(flags: Sequence[str], renamed: Mapping[str, str]) -> list[str]:
+    """Return the words of the command line, with each old option under its new name, and log each old one."""
+    return [_rename_flag(word, renamed) if word.startswith("--") else word for word in flags]
+
+
+def _rename_flag(word: str, renamed: Mapping[str, str]) -> str:
+    option, given, value = word.removeprefix("--").partition("=")
+    head, dot, last = option.rpartition(".")
+    # tyro negates a switch with `no-` before the last part of its name.
+    negated = "no-" if last.startswith("no-") else ""
+    parts = f"{head}{dot}{last.removeprefix('no-')}".replace("-", "_").split(".")
+    old = next((name for end in range(len(parts), 0, -1) if (name := ".".join(parts[:end])) in renamed), None)
+    if old is None:
+        return word
+    # What follows the old name is a key of a table, which stays as it is.
+    path = [*renamed[old].replace("_", "-").split("."), *option.split(".")[old.count(".") + 1 :]]
+    path[-1] = negated + path[-1] if len(parts) == old.count(".") + 1 else path[-1]
+    new = ".".join(path)
+    _log.warning("--%s is --%s now; the old name goes in %s", option, new, REMOVED_IN)
+    return f"--{new}{given}{value}"
 
 
 def _select_known_pairs(
@@ -383,7 +435,9 @@ def _build_flags(kind: type, one: "Field[object]", default: object) -> Iterator[
             if isinstance(value, Mapping)
             else ()
         )
-        told = tyro.conf.arg(help=f"{about} Given as --{one.name}.KEY VALUE.", metavar="KEY=VALUE ...")
+        told = tyro.conf.arg(
+            help=f"{about} Given as --{one.name.replace('_', '-')}.KEY VALUE.", metavar="KEY=VALUE ..."
+        )
         yield one.name, Annotated[tuple[str, ...], told], words
     else:
         # Any other field stays one flag. Its help ends with the bound and the defaults that depend on the model.
@@ -511,6 +565,10 @@ def _build_name_with_options(field: str, default: str, asked: HasOptions, source
         options |= {key.partition(".")[2]: value for key, value in source if key.startswith(f"{field}.")}
         options.pop("name", None)
     hints = asked.get_options(named.name)
+    for old in [key for key in options if translate_option(key, hints) != key]:
+        new = translate_option(old, hints)
+        _log.warning("%s.%s is %s.%s now; the old name goes in %s", field, old, field, new, REMOVED_IN)
+        options[new] = options.pop(old)
     for key, value in options.items():
         validate_option_name(field, named.name, key, value, tuple(hints))
     read = {key: _read_option(f"{field}.{key}", value, hints[key]) for key, value in options.items()}

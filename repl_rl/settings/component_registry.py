@@ -17,7 +17,7 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
@@ -29,6 +29,7 @@ from typing import Annotated, ClassVar, Generic, Protocol, TypeVar, Union, get_a
 
 from repl_rl.deprecations import keeps_old_names, translate_function
 from repl_rl.errors import ConfigError, ReplRLError, UserCodeError
+from repl_rl.old_names import OLD_OPTIONS
 from repl_rl.settings.value_bounds import check_value
 
 _log = logging.getLogger(__name__)
@@ -279,7 +280,8 @@ class NameWithOptions:
             return function
         hints = get_options(function, positional)
         values: dict[str, object] = {}
-        for key, value in self.options.items():
+        for given, value in self.options.items():
+            key = translate_option(given, hints)
             validate_option_name(thing, self.name, key, value, tuple(hints))
             values[key] = validate_option_value(f"{key} of {thing} {self.name}", value, hints[key])
         return partial(function, **values)
@@ -296,6 +298,11 @@ def get_options(function: Callable[..., object], positional: bool = False) -> Ma
 def _get_annotated_body(function: Callable[..., object]) -> object:
     """Return the object with the annotations: `__init__` of a class, or the function itself."""
     return inspect.getattr_static(function, "__init__") if isinstance(function, type) else function
+
+
+def translate_option(key: str, known: Collection[str]) -> str:
+    """Return the name of an option among the `known` ones, or `key` unchanged if it is no old name of any."""
+    return key if key in known else next((new for new in OLD_OPTIONS.get(key, ()) if new in known), key)
 
 
 def validate_option_name(thing: str, name: str, key: str, value: object, known: Sequence[str]) -> None:

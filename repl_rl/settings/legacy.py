@@ -4,6 +4,9 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 
+from repl_rl.deprecations import rename_keys
+from repl_rl.old_names import OLD_SETTINGS, OLD_TYPES
+
 _VLLM_FIELDS = ("kv_cache_gib", "block_size", "threads", "drive", "sleep")
 _MOVED = {
     "engine_options.context_tokens": "context_tokens",
@@ -28,10 +31,16 @@ _REMOVED: Mapping[str, object] = {
     "trainer.rewards.exited": 0.0,
 }
 """Settings that no longer exist, with their former defaults."""
-ADDED: Mapping[str, object] = {"bos": False, "date": "", "prompt_space": "observed"}
+ADDED: Mapping[str, object] = {"add_bos_token": False, "date": "", "prompt_space": "observed"}
 """Settings that older versions did not record, with the values that describe what those versions did."""
 _OPTIMISTIC = re.compile(r"(?<=\()optimistic=(True|False)(, )?|, optimistic=(True|False)")
 """Option of `sampler = "repl(optimistic=True)"` in version 0.2. It changed only the speed, so it is dropped."""
+_OPTIONS: Mapping[str, Mapping[str, str]] = {
+    "repl": {"give_up_after": "max_error_streak"},
+    "refill": {"most": "max_rounds"},
+    "window": {"share": "in_flight_share"},
+}
+"""Old name of a component to the new names of its options, which are numbers."""
 _log = logging.getLogger(__name__)
 
 
@@ -63,7 +72,7 @@ def modern(said: Mapping[str, object]) -> dict[str, object]:
     _fold_importance_options(tables.get("trainer", {}))
     give_up_after = tables.get("rollout", {}).pop("give_up_after", 0)
     if give_up_after and found.get("sampler", "repl") == "repl":
-        found["sampler"] = f"repl(give_up_after={give_up_after!r})"
+        found["sampler"] = f"repl(max_error_streak={give_up_after!r})"
     if isinstance(sampler := found.get("sampler"), str):
         found["sampler"] = _OPTIMISTIC.sub("", sampler).removesuffix("()")
     # Older versions also wrote the tables of engines and sandboxes that were not chosen. They hold defaults only.
@@ -71,7 +80,36 @@ def modern(said: Mapping[str, object]) -> dict[str, object]:
         if found.get(seam, kind) != kind:
             tables.pop(kind, None)
     tables.pop("engine_options", None)
-    return {**found, **{name: table for name, table in tables.items() if table}}
+    return rename_recorded({**found, **{name: table for name, table in tables.items() if table}})
+
+
+def rename_recorded(said: Mapping[str, object]) -> dict[str, object]:
+    """Return recorded settings, nested or dotted, under the names of this version, without a warning.
+
+    Raises:
+        ConfigError: a setting has both its old name and its new one.
+    """
+    return _rename_texts(rename_keys(said, OLD_SETTINGS, "config.toml", lambda old, new: None))
+
+
+def _rename_texts(said: Mapping[str, object]) -> dict[str, object]:
+    """Rename components and their options in the texts of settings, so that equal settings compare equal."""
+    found: dict[str, object] = {}
+    for key, value in said.items():
+        if isinstance(value, Mapping):
+            found[key] = _rename_texts(value)
+        elif isinstance(value, str) and key.rpartition(".")[2] in ("sampler", "group_sampling"):
+            found[key] = _rename_text(value)
+        else:
+            found[key] = value
+    return found
+
+
+def _rename_text(text: str) -> str:
+    name, opened, rest = text.partition("(")
+    new = _OPTIONS.get(name, {})
+    renamed = re.sub(r"\b(\w+)(?==)", lambda word: new.get(word[1], word[1]), rest) if new else rest
+    return f"{OLD_TYPES.get(name, name)}{opened}{renamed}"
 
 
 def _pop_setting(tables: dict[str, dict[str, object]], path: Sequence[str], default: object) -> object:

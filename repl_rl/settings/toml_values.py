@@ -1,6 +1,6 @@
 """Conversion between TOML values and words of the command line, and open tables.
 
-An open table has free keys. It is given as `--chat.KEY VALUE`, or as a table of a file.
+An open table has free keys. It is given as `--chat-template-kwargs.KEY VALUE`, or as a table of a file.
 """
 
 import json
@@ -73,6 +73,7 @@ def collect_table_words(
         found[name].append(f"{_format_key(dotted, key)}={format_toml_value(value)}")
     for flag, text in zip(flags[::2], flags[1::2], strict=True):
         name, _, key = flag.removeprefix("--").partition(".")
+        name = name.replace("-", "_")
         found[name].append(f"{_format_key(flag, key)}={text}")
     return found
 
@@ -86,7 +87,7 @@ def split_table_flags(known: Sequence[str], flags: Sequence[str]) -> tuple[list[
     others, mine = list[str](), list[str]()
     left = iter(flags)
     for flag in left:
-        if not flag.startswith(tuple(f"--{name}." for name in known)):
+        if not flag.startswith("--") or not flag[2:].replace("-", "_").startswith(tuple(f"{name}." for name in known)):
             others.append(flag)
             continue
         name, given, value = flag.partition("=")

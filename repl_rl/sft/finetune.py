@@ -52,7 +52,7 @@ def build_sft_args(config: FinetuneConfig, out: Path, seed: int) -> SFTConfig:
     low_precision, on_cpu = config.dtype == "bfloat16", not torch.accelerator.is_available()
     if low_precision and not (on_cpu or is_torch_bf16_gpu_available()):
         raise ConfigError("dtype", config.dtype, "this GPU does not compute in it; leave it at float32")
-    micro_batch = config.micro_batch or config.batch_size
+    micro_batch = config.per_device_batch_size or config.batch_size
     return SFTConfig(
         output_dir=str(out),
         max_steps=config.steps,
@@ -145,7 +145,7 @@ def run_finetuning(
     forbidden_examples = sum(not renderer.forbidden_ids.isdisjoint(example["labels"]) for example in examples)
     if forbidden_examples:
         raise ConfigError(
-            "examples with forbidden ids to learn", forbidden_examples, "leave them out, or use --overshoot carry"
+            "examples with forbidden ids to learn", forbidden_examples, "leave them out, or use --newline-tokens carry"
         )
     disable_progress_bar()
     torch.manual_seed(seed)

@@ -42,6 +42,7 @@ POLICY = OutputFolder(
 """Output type of a policy folder of a fine-tuning or cold start: its file names, and the test for version 0.2."""
 
 
+@keeps_old_names
 @dataclass(frozen=True, slots=True)
 class FinetuneConfig:
     """Length, batch size and learning rate of a fine-tuning.
@@ -55,7 +56,7 @@ class FinetuneConfig:
     """Optimizer steps, >= 1."""
     batch_size: Annotated[int, AtLeast(1)] = 32
     """Trajectories per step, >= 1."""
-    micro_batch: Annotated[int, AtLeast(0), PretrainedDefault.largest_divisor(8, 2)] = 0
+    per_device_batch_size: Annotated[int, AtLeast(0), PretrainedDefault.largest_divisor(8, 2)] = 0
     """Trajectories per forward pass, >= 0; 0 means the whole batch."""
     learning_rate: Annotated[float, Above(0), PretrainedDefault.constant(2e-5)] = 5e-4
     """Peak learning rate, > 0; a cosine schedule decays it to a tenth."""
@@ -66,8 +67,10 @@ class FinetuneConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.micro_batch and self.batch_size % self.micro_batch:
-            raise ConfigError("micro_batch", self.micro_batch, f"it must divide batch_size, {self.batch_size}")
+        if self.per_device_batch_size and self.batch_size % self.per_device_batch_size:
+            raise ConfigError(
+                "per_device_batch_size", self.per_device_batch_size, f"it must divide batch_size, {self.batch_size}"
+            )
 
 
 @keeps_old_names
@@ -102,7 +105,7 @@ def select_best_rollouts(
         if not trajectory.trainable:
             rejected["failed on our side, or empty"] += 1
         elif any(not forbidden_ids.isdisjoint(line.token_ids) for line in trajectory.lines):
-            rejected["writes an id that the policy never samples (--overshoot forbid)"] += 1
+            rejected["writes an id that the policy never samples (--newline-tokens forbid)"] += 1
         elif trajectory.outcome is None:
             selected.append((number, trajectory))
         elif not trajectory.solved:

@@ -26,26 +26,29 @@ class CheckpointSchedule:
 
 def build_schedule(
     *,
-    seconds: Annotated[float, AtLeast(0)] = 60.0,
-    share: Annotated[float, Above(0, at_most=1)] = 0.01,
-    keep: Annotated[int, AtLeast(1)] = 2,
+    every_s: Annotated[float, AtLeast(0)] = 60.0,
+    max_time_share: Annotated[float, Above(0, at_most=1)] = 0.01,
+    keep_last: Annotated[int, AtLeast(1)] = 2,
 ) -> CheckpointSchedule:
-    """Return a schedule that loses at most `seconds` or one step, as far as `share` allows, and keeps `keep` states."""
-    return CheckpointSchedule(seconds, share, keep)
+    """Return a schedule that loses at most `every_s` or one step, as far as `max_time_share` allows.
+
+    It keeps the newest `keep_last` states.
+    """
+    return CheckpointSchedule(every_s, max_time_share, keep_last)
 
 
 def parse_checkpoint_schedule(text: str) -> CheckpointSchedule | None:
-    """Parse a setting such as "within(seconds=60, keep=2)"; return None for "never".
+    """Parse a setting such as "within(every_s=60, keep_last=2)"; return None for "never".
 
     Raises:
         ConfigError: the text is neither.
     """
-    choice = NameWithOptions.parse("states", text)
+    choice = NameWithOptions.parse("checkpoint", text)
     if choice.name == "never" and not choice.options:
         return None
     if choice.name != "within":
-        raise ConfigError("states", text, 'give "within(seconds=60, keep=2)" or "never"')
-    return choice.bind_options("states", build_schedule)()
+        raise ConfigError("checkpoint", text, 'give "within(every_s=60, keep_last=2)" or "never"')
+    return choice.bind_options("checkpoint", build_schedule)()
 
 
 class CheckpointTimer:

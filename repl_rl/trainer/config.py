@@ -3,7 +3,7 @@
 Examples of such texts:
 
     loss, kl, optimizer     dapo(clip_low=0.1, clip_high=0.2)   k3(beta=0.04)   adamw_torch(weight_decay=0.1)
-    importance              token_truncate(cap=2.0, tolerance=1e-3)   token_band(low=0.5, cap=2.0)   none
+    importance_sampling     token_truncate(cap=2.0, tolerance=1e-3)   token_band(low=0.5, cap=2.0)   none
 
 Each kind of setting has a table from its names to functions. Parameters of a function are the options of its name. Most
 functions return keyword arguments of TRL's `GRPOConfig`. `parse_...` functions raise ConfigError for a bad text.
@@ -18,8 +18,10 @@ from typing import Annotated, Literal
 from repl_rl.credit.advantage_estimators import uses_line_rewards
 from repl_rl.credit.rewards import RewardTable
 from repl_rl.credit.stop_policy import StopPolicy
+from repl_rl.deprecations import keeps_old_names
 from repl_rl.engine.config import Dtype
 from repl_rl.errors import ConfigError
+from repl_rl.old_names import OLD_TYPES
 from repl_rl.settings.component_registry import NameWithOptions
 from repl_rl.settings.model_defaults import DTYPE, PretrainedDefault, format_default
 from repl_rl.settings.value_bounds import Above, AtLeast, check_fields
@@ -37,11 +39,12 @@ _RATE, _ADAPTER_RATE = 1e-6, 1e-5
 examples. Adapters need about ten times that: "LoRA Without Regret" (Schulman et al., 2025), and TRL's runs of it."""
 
 
+@keeps_old_names
 @dataclass(frozen=True, slots=True)
 class TrainerConfig:
     """Settings of the update. Rollouts are always sampled at temperature 1.
 
-    A step is a batch of rollouts and all updates that use it: `updates` times `mini_batches` optimizer steps.
+    A step is a batch of rollouts and its `num_iterations` times `num_mini_batches` optimizer steps.
     The defaults suit the bundled policy. On the command line, some settings have another default for any other model.
     Sizes, number format and checkpointing then depend on whether there is a GPU. The warm-up is then an eighth of the
     run; the measured run of docs/pretrained.md used a sixth.
@@ -53,12 +56,12 @@ class TrainerConfig:
     """Tasks per step, >= 1, over all processes."""
     group_size: Annotated[int, AtLeast(2, "a group needs at least 2 rollouts to have an advantage")] = 8
     """Rollouts per task, >= 2."""
-    updates: Annotated[int, AtLeast(1)] = 1
+    num_iterations: Annotated[int, AtLeast(1)] = 1
     """Passes over the rollouts of a step, >= 1. From the second pass on, the policy differs from the one that sampled,
     and the loss clips."""
-    mini_batches: Annotated[int, AtLeast(1)] = 1
+    num_mini_batches: Annotated[int, AtLeast(1)] = 1
     """Mini-batches per step, >= 1, drawn at random; each pass makes one optimizer step per mini-batch."""
-    micro_batch: Annotated[int, AtLeast(0), PretrainedDefault.largest_divisor(8, 2)] = 0
+    per_device_batch_size: Annotated[int, AtLeast(0), PretrainedDefault.largest_divisor(8, 2)] = 0
     """Rollouts per forward pass of one process, a divisor of its share of a mini-batch; 0 takes all of them at once."""
     learning_rate: Annotated[
         float,
@@ -70,11 +73,11 @@ class TrainerConfig:
     ] = 5e-4
     """Peak learning rate, > 0."""
     warmup_steps: Annotated[int, AtLeast(0), PretrainedDefault.eighth_of_run(10)] = 5
-    """Steps over which the learning rate rises to its peak, >= 0; then it follows `schedule`."""
+    """Steps over which the learning rate rises to its peak, >= 0; then it follows `lr_scheduler`."""
     optimizer: str = "adamw_torch_fused"
     """Optimizer by its transformers name, with options. The default in full is "adamw_torch_fused(beta1=0.9,
     beta2=0.95, eps=1e-8, weight_decay=0.0)"."""
-    schedule: str = "linear"
+    lr_scheduler: str = "linear"
     """Learning rate schedule by its transformers name, with options, such as "cosine_with_min_lr(min_lr_rate=0.1)".
     Options in steps count optimizer steps."""
     loss: str = "dapo"
@@ -83,21 +86,22 @@ class TrainerConfig:
     kl: str = ""
     """KL penalty towards the policy that training began with: "k3(beta=0.04)" or "unbiased(beta=0.04)"; "" disables
     it."""
-    importance: str = "token_truncate"
+    importance_sampling: str = "token_truncate"
     """Correction of the logprob mismatch between sampler and trainer, by importance sampling ratios.
     "token_truncate(cap=2.0)" cuts the ratio of each token to cap. "token_mask" drops tokens above cap, and
-    "token_band(low=0.5, cap=2.0)" also drops those below low. Without `ahead`, "line_..." and "sequence_..." use the
-    geometric mean over a line or a rollout, and "none" corrects nothing. A mismatch above tolerance, in nats, at a
-    token of the current policy stops the run, as in "token_truncate(tolerance=1e-3)". The default tolerance is 1e-3 if
-    both compute in float32, else 1.0, because rounding in bfloat16 alone moves single tokens by tenths of a nat."""
-    ahead: Annotated[int, AtLeast(0)] = 0
+    "token_band(low=0.5, cap=2.0)" also drops those below low. Without `max_staleness_steps`, "line_..." and
+    "sequence_..." use the geometric mean over a line or a rollout, and "none" corrects nothing. A mismatch above
+    tolerance, in nats, at a token of the current policy stops the run, as in "token_truncate(tolerance=1e-3)". The
+    default tolerance is 1e-3 if both compute in float32, else 1.0, because rounding in bfloat16 alone moves single
+    tokens by tenths of a nat."""
+    max_staleness_steps: Annotated[int, AtLeast(0)] = 0
     """Steps whose rollouts run while the policy is updated, >= 0; 0 alternates rollouts and update. The engine loads
     new weights between two lines. So a line is at most this many steps older than the policy that trains on it, unless
-    `groups` is a window."""
-    groups: str = ""
-    """Group sampling. "refill(most=2)" is dynamic sampling: it replaces groups whose outcomes are all equal, in at most
-    that many rounds. With `ahead`, "window(share=0.3)" takes the groups that finish first, among that share of the
-    groups in flight. "" samples each group once."""
+    `group_sampling` is a window."""
+    group_sampling: str = ""
+    """Group sampling. "dynamic_sampling(max_rounds=2)" replaces groups whose outcomes are all equal, in at most that
+    many rounds. With `max_staleness_steps`, "fifo_window(in_flight_share=0.3)" takes the groups that finish first,
+    among that share of the groups in flight. "" samples each group once."""
     estimator: str = "two_stream"
     """Estimator from line rewards to advantages: a name of `repl_rl.credit.advantage_estimators`, or module:function;
     options in parentheses, such as "two_stream(line_weight=0.5)"."""
@@ -110,25 +114,27 @@ class TrainerConfig:
     """Potential: a function like those, which scores how promising the console is before each line, such as
     repl_rl.credit.rewards:compute_error_potential=0.1. Only its differences are paid, so it cannot be farmed. Empty
     disables it."""
-    fade_steps: Annotated[int, AtLeast(0)] = 0
+    anneal_steps: Annotated[int, AtLeast(0)] = 0
     """Steps over which line rewards fade to 0, >= 0; 0 keeps them."""
     stops: StopPolicy = field(default_factory=StopPolicy)
     """Stops whose rollouts are masked or penalised."""
-    fast: bool = True
+    fast_logprobs: bool = True
     """Score only sampled tokens, once per step if that suffices. False uses TRL's own passes, with log probabilities
     that equal TRL's bit for bit."""
-    shared_prefixes: Literal["auto", "off"] = "auto"
+    prefix_sharing: Literal["auto", "off"] = "auto"
     """Prefix sharing: the common beginning of rollouts passes through the model once, if that saves enough. "off"
-    scores each rollout alone. Only with `fast`."""
+    scores each rollout alone. Only with `fast_logprobs`."""
     dtype: Annotated[Literal["float32", "bfloat16"], DTYPE] = "float32"
     """Number format of the computation. Trained weights and their optimizer are float32 in any case; weights that
     adapters leave frozen have this format."""
-    checkpointing: Annotated[bool, PretrainedDefault("on, on a GPU", lambda facts: facts.has_gpu() or None)] = False
+    gradient_checkpointing: Annotated[
+        bool, PretrainedDefault("on, on a GPU", lambda facts: facts.has_gpu() or None)
+    ] = False
     """Gradient checkpointing: activations are computed again for the gradient, which takes less memory and more
     time."""
     lora_rank: Annotated[int, AtLeast(0)] = 0
     """Rank, >= 1, of low-rank adapters (PEFT) that are trained in place of the weights; 0 trains the weights."""
-    save_every: Annotated[int, AtLeast(0)] = 0
+    save_steps: Annotated[int, AtLeast(0)] = 0
     """Steps between checkpoints of weights (or adapters) and optimizer, >= 0, with one more at the end; 0 disables
     them."""
     report_to: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()
@@ -137,7 +143,7 @@ class TrainerConfig:
     def __post_init__(self) -> None:
         check_fields(self, "trainer")
         # Settings that the chosen estimator would ignore are refused.
-        unused = {"line_rewards": self.line_rewards, "potential": self.potential, "fade_steps": self.fade_steps}
+        unused = {"line_rewards": self.line_rewards, "potential": self.potential, "anneal_steps": self.anneal_steps}
         for name, value in unused.items():
             if value and not uses_line_rewards(self.estimator):
                 raise ConfigError(
@@ -146,7 +152,7 @@ class TrainerConfig:
         if self.lora_rank:
             require_peft(self.lora_rank)
         require_sinks(self.report_to)
-        validate_staleness(self.ahead, self.importance, self.groups)
+        validate_staleness(self.max_staleness_steps, self.importance_sampling, self.group_sampling)
         # Both raise ConfigError here, before a run starts.
         self.build_named_args()
         self.compute_batch_shape(1)  # rollouts that one process cannot divide evenly, several cannot either
@@ -154,18 +160,18 @@ class TrainerConfig:
     @property
     def importance_cap(self) -> float:
         """Largest importance sampling ratio that is left unchanged, >= 1."""
-        return parse_importance(self.importance)[1].cap
+        return parse_importance(self.importance_sampling)[1].cap
 
     def compute_logprob_tolerance(self, sampled_in: Dtype = "auto") -> float:
         """Return the largest allowed difference of one log probability to a sampler in that number format, nats."""
-        return parse_importance(self.importance)[1].compute_tolerance(self.dtype, sampled_in)
+        return parse_importance(self.importance_sampling)[1].compute_tolerance(self.dtype, sampled_in)
 
     def count_rows_per_step(self, processes: int = 1) -> int:
         """Return the rollouts per optimizer step in one process, >= 1.
 
         `compute_batch_shape` refuses an uneven division.
         """
-        return max(1, self.prompts_per_step * self.group_size // processes // self.mini_batches)
+        return max(1, self.prompts_per_step * self.group_size // processes // self.num_mini_batches)
 
     @property
     def optimizer_steps(self) -> int:
@@ -175,7 +181,7 @@ class TrainerConfig:
     @property
     def optimizer_steps_per_step(self) -> int:
         """Optimizer steps per batch of rollouts."""
-        return self.updates * self.mini_batches
+        return self.num_iterations * self.num_mini_batches
 
     def compute_batch_shape(self, processes: int) -> tuple[int, int]:
         """Return the rollouts per forward pass of one process, and the passes per optimizer step.
@@ -189,13 +195,13 @@ class TrainerConfig:
         if rollouts % processes:
             remedy = f"{processes} processes must share them evenly; change prompts_per_step or group_size"
             raise ConfigError("rollouts a step", rollouts, remedy)
-        if rollouts // processes % self.mini_batches:
-            raise ConfigError("mini_batches", self.mini_batches, f"it must divide {share}")
-        part = rollouts // processes // self.mini_batches
-        micro_batch = self.micro_batch or part
+        if rollouts // processes % self.num_mini_batches:
+            raise ConfigError("num_mini_batches", self.num_mini_batches, f"it must divide {share}")
+        part = rollouts // processes // self.num_mini_batches
+        micro_batch = self.per_device_batch_size or part
         if part % micro_batch:
             raise ConfigError(
-                "micro_batch", micro_batch, f"it must divide each of {self.mini_batches} parts of {share}"
+                "per_device_batch_size", micro_batch, f"it must divide each of {self.num_mini_batches} parts of {share}"
             )
         return micro_batch, part // micro_batch
 
@@ -208,11 +214,11 @@ class TrainerConfig:
         # TRL counts in optimizer steps.
         warmup = self.warmup_steps * self.optimizer_steps_per_step
         return {
-            **build_importance_args(self.importance),
+            **build_importance_args(self.importance_sampling),
             **parse_loss(self.loss),
             **parse_kl(self.kl),
             **parse_optimizer(self.optimizer),
-            **parse_schedule(self.schedule, self.learning_rate, warmup, self.optimizer_steps),
+            **parse_schedule(self.lr_scheduler, self.learning_rate, warmup, self.optimizer_steps),
         }
 
 
@@ -282,31 +288,31 @@ GroupSamplingOptions = DynamicSamplingOptions | FifoWindowOptions
 """
 
 
-def build_dynamic_sampling(*, most: Annotated[int, AtLeast(1)] = 2) -> GroupSamplingOptions:
-    """Return dynamic sampling (DAPO, arXiv 2503.14476) with at most `most` rounds per step."""
-    return DynamicSamplingOptions(most)
+def build_dynamic_sampling(*, max_rounds: Annotated[int, AtLeast(1)] = 2) -> GroupSamplingOptions:
+    """Return dynamic sampling (DAPO, arXiv 2503.14476) with at most `max_rounds` rounds per step."""
+    return DynamicSamplingOptions(max_rounds)
 
 
-def build_fifo_window(*, share: Annotated[float, Above(0, at_most=1)] = 0.3) -> GroupSamplingOptions:
+def build_fifo_window(*, in_flight_share: Annotated[float, Above(0, at_most=1)] = 0.3) -> GroupSamplingOptions:
     """Return a windowed FIFO (MiniMax, arXiv 2605.26494).
 
     A step takes the groups that finish first, and waits for the oldest group of the window.
     """
-    return FifoWindowOptions(share)
+    return FifoWindowOptions(in_flight_share)
 
 
 PLANS: Mapping[str, Callable[..., GroupSamplingOptions]] = {
-    "refill": build_dynamic_sampling,
-    "window": build_fifo_window,
+    "dynamic_sampling": build_dynamic_sampling,
+    "fifo_window": build_fifo_window,
 }
 
 
 def parse_group_sampling(text: str) -> GroupSamplingOptions | None:
-    """Parse `trainer.groups`; an empty text returns None. Raises as `parse_loss`."""
+    """Parse `trainer.group_sampling`; an empty text returns None. Raises as `parse_loss`."""
     if not text:
         return None
-    named = parse_known_name("trainer.groups", text, PLANS)
-    return named.bind_options("trainer.groups", PLANS[named.name])()
+    named = parse_known_name("trainer.group_sampling", text, PLANS)
+    return named.bind_options("trainer.group_sampling", PLANS[named.name])()
 
 
 def build_k3_args(*, beta: Positive = 0.04) -> TrlArguments:
@@ -409,7 +415,7 @@ _TRAINER_PARAMETERS = ("optimizer", "num_warmup_steps", "num_training_steps", "l
 
 
 def parse_schedule(text: str, peak: float, warmup_steps: int, total_steps: int) -> TrlArguments:
-    """Return TRL's arguments for `trainer.schedule`, after a trial that finds errors before the run starts.
+    """Return TRL's arguments for `trainer.lr_scheduler`, after a trial that finds errors before the run starts.
 
     Args:
         peak: the highest learning rate.
@@ -419,7 +425,7 @@ def parse_schedule(text: str, peak: float, warmup_steps: int, total_steps: int) 
     Raises:
         ConfigError: as `parse_loss`, or the schedule makes no valid learning rate of its options.
     """
-    thing = "trainer.schedule"
+    thing = "trainer.lr_scheduler"
     named = NameWithOptions.parse(thing, text)
     if named.name not in SCHEDULES:
         raise ConfigError(thing, named.name, f"choose one of {', '.join(SCHEDULES)}")
@@ -439,7 +445,7 @@ def _refuse_bad_rates(text: str, named: NameWithOptions, peak: float, warmup_ste
     from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION, get_scheduler
     from transformers.trainer_utils import SchedulerType
 
-    thing = "trainer.schedule"
+    thing = "trainer.lr_scheduler"
     # The options of a schedule are the other parameters of its transformers function.
     kind = SchedulerType(named.name)
     parameters = inspect.signature(TYPE_TO_SCHEDULER_FUNCTION[kind]).parameters
@@ -533,17 +539,17 @@ second word is the treatment above the cap. `truncate` cuts the ratio to the cap
 
 
 def parse_importance(text: str) -> tuple[str, ImportanceCorrection]:
-    """Parse `trainer.importance` into the name of a correction and its options.
+    """Parse `trainer.importance_sampling` into the name of a correction and its options.
 
     Raises:
         ConfigError: the correction or an option is unknown, or a value is out of bounds.
     """
-    named = parse_known_name("trainer.importance", text, IMPORTANCES)
-    return named.name, named.bind_options("trainer.importance", IMPORTANCES[named.name])()
+    named = parse_known_name("trainer.importance_sampling", text, IMPORTANCES)
+    return named.name, named.bind_options("trainer.importance_sampling", IMPORTANCES[named.name])()
 
 
 def build_importance_args(text: str) -> TrlArguments:
-    """Return TRL's arguments for `trainer.importance`. Raises as `parse_importance`."""
+    """Return TRL's arguments for `trainer.importance_sampling`. Raises as `parse_importance`."""
     name, apart = parse_importance(text)
     # TRL gets a correction per token in any case. Later, `apply_importance_correction` replaces
     # its ratios for all other names.
@@ -558,9 +564,9 @@ def validate_staleness(steps: int, corrected: str, plan: str) -> None:
     """Refuse settings that do not work with async rollouts, or only with them.
 
     Args:
-        steps: `trainer.ahead`.
-        corrected: `trainer.importance`.
-        plan: `trainer.groups`.
+        steps: `trainer.max_staleness_steps`.
+        corrected: `trainer.importance_sampling`.
+        plan: `trainer.group_sampling`.
 
     Raises:
         ConfigError: async rollouts with dynamic sampling, a FIFO window without async rollouts, or async rollouts
@@ -569,21 +575,27 @@ def validate_staleness(steps: int, corrected: str, plan: str) -> None:
     windowed = isinstance(parse_group_sampling(plan), FifoWindowOptions)
     # Dynamic sampling replaces groups within a step, while async rollouts fix the tasks of a step when it begins.
     if steps and plan and not windowed:
-        remedy = "it says before they are played which groups a step is made of; leave one of both out, or take window"
-        raise ConfigError("trainer.groups with trainer.ahead", plan, remedy)
+        remedy = (
+            "it says before they are played which groups a step is made of; leave one of both out, or take fifo_window"
+        )
+        raise ConfigError("trainer.group_sampling with trainer.max_staleness_steps", plan, remedy)
     # Without async rollouts no later step is in flight, so no group could overtake another.
     if windowed and not steps:
-        remedy = "groups of later steps pass those that take long; set trainer.ahead to 1 or more, or leave it out"
-        raise ConfigError("trainer.groups without trainer.ahead", plan, remedy)
+        remedy = (
+            "groups of later steps overtake slow ones; set trainer.max_staleness_steps to 1 or more, or leave it out"
+        )
+        raise ConfigError("trainer.group_sampling without trainer.max_staleness_steps", plan, remedy)
     name, _ = parse_importance(corrected)
     if steps and not name.startswith("token"):
         remedy = "older lines need the ratio of each token; choose token_truncate, token_mask or token_band"
-        raise ConfigError("trainer.importance with trainer.ahead", corrected, remedy)
+        raise ConfigError("trainer.importance_sampling with trainer.max_staleness_steps", corrected, remedy)
 
 
 def parse_known_name(thing: str, text: str, table: Mapping[str, object]) -> NameWithOptions:
     """Parse `text`, and check that `table` has its name. Raises as `parse_loss`."""
     named = NameWithOptions.parse(thing, text)
+    if named.name not in table and OLD_TYPES.get(named.name) in table:
+        named = NameWithOptions(OLD_TYPES[named.name], named.options)
     if named.name not in table:
         raise ConfigError(thing, named.name, f"choose one of {', '.join(table)}")
     return named

@@ -88,8 +88,10 @@ def _validate_async_setup(world: RolloutConfig, config: TrainerConfig) -> None:
     Without async rollouts, check that no setting is given that only they use.
     """
     engine = ENGINES.resolve(world.engine)
-    if world.kv_on_sync == "keep" and not config.ahead:
-        remedy = "without trainer.ahead no rollout is under way when weights change; give that too, or leave this out"
+    if world.kv_on_sync == "keep" and not config.max_staleness_steps:
+        remedy = (
+            "without trainer.max_staleness_steps no rollout is in flight at a sync; give that too, or leave this out"
+        )
         raise ConfigError("kv_on_sync", world.kv_on_sync, remedy)
     # Find a reason that sampler and trainer cannot run at the same time.
     without = None
@@ -97,16 +99,16 @@ def _validate_async_setup(world: RolloutConfig, config: TrainerConfig) -> None:
         without = f"{get_world_size()} processes play one step at a time; train in one"
     elif isinstance(engine, Vllm) and engine.sleep:
         without = "vLLM cannot sleep while it samples; leave vllm.sleep out"
-    if config.ahead and without:
-        raise ConfigError("trainer.ahead", config.ahead, f"{without}, or leave it at 0")
+    if config.max_staleness_steps and without:
+        raise ConfigError("trainer.max_staleness_steps", config.max_staleness_steps, f"{without}, or leave it at 0")
 
 
 def _validate_gpu_use(world: RolloutConfig, fleet: str) -> None:
     """Check that the engine leaves no GPU of a worker idle; the needs of user-defined engines are unknown."""
     engine, chosen = ENGINES.resolve(world.engine), parse_workers(fleet)
-    if chosen is not None and chosen.gpus > 1 and isinstance(engine, Vllm | Transformers):
+    if chosen is not None and chosen.gpus_per_worker > 1 and isinstance(engine, Vllm | Transformers):
         remedy = f"the engine {engine.kind} samples on one GPU, and the others of a node would be idle; leave it at 1"
-        raise ConfigError("fleet.gpus", chosen.gpus, remedy)
+        raise ConfigError("workers.gpus_per_worker", chosen.gpus_per_worker, remedy)
 
 
 def validate_model(
@@ -131,8 +133,8 @@ def validate_model(
     found = load_skeleton(folder)
     validate_deterministic_model(found.model.config)
     engine.check_sync(folder)
-    # With `fast`, the trainer computes logits itself, so it must know their transform.
-    if config.fast:
+    # With `fast_logprobs`, the trainer computes logits itself, so it must know their transform.
+    if config.fast_logprobs:
         LogitsTransform.from_config(found.model.config)
     # A model that cannot forbid an id is fine if no id is forbidden.
     try:
@@ -142,7 +144,9 @@ def validate_model(
             raise
     # Async rollouts alternate between two folders of weights.
     find_folder_with_space(
-        loaded_dtype(config).itemsize * sum(map(math.prod, found.trained_shapes.values())) * (2 if config.ahead else 1)
+        loaded_dtype(config).itemsize
+        * sum(map(math.prod, found.trained_shapes.values()))
+        * (2 if config.max_staleness_steps else 1)
     )
 
 
@@ -210,7 +214,7 @@ def validate_gpu_memory(
     # Name each part, and suggest only remedies that apply to this run.
     if needed > memory.free:
         listed = ", ".join(f"{name} {size / _GIB:.3g}" for name, size in parts.items() if size)
-        options = ["--vllm.sleep"] if vllm and not (sleeps or config.ahead) else []
+        options = ["--vllm.sleep"] if vllm and not (sleeps or config.max_staleness_steps) else []
         options += ["a smaller --vllm.kv-cache-gib"] if vllm else []
         options += ["a smaller model"] if config.lora_rank else ["--trainer.lora-rank", "a smaller model"]
         remedy = f"the run takes {needed / _GIB:.4g} GiB without activations ({listed}); choose {', '.join(options)}"

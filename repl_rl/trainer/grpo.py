@@ -157,7 +157,7 @@ class ReplGRPOTrainer(ResumableGRPOTrainer):
             weights: existing folder through which weights travel to `source`. All processes read the main one's.
             fast: log probabilities come from `LogprobScorer`, equal to TRL's up to rounding. False takes those of TRL's
                 own pass, bit for bit.
-            importance: value of `TrainerConfig.importance`. `args` holds the correction of ratios of tokens.
+            importance: value of `TrainerConfig.importance_sampling`. `args` holds the correction of ratios of tokens.
             curriculum: chooses the tasks of each step in place of TRL. None keeps TRL's order.
             plan: dynamic sampling or a FIFO window; see `GroupSampler`. None samples each group once.
             sharing: prefix sharing: the fast pass scores the common beginning of rollouts once. None disables it.
@@ -362,9 +362,9 @@ class ReplGRPOTrainer(ResumableGRPOTrainer):
         logits_to_keep: int,
         **options: object,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Compute log probabilities and entropies: with `fast`, only those of sampled tokens; else as TRL does.
+        """Compute log probabilities and entropies, with `fast_logprobs` only those of sampled tokens.
 
-        With `fast`, the values of all other tokens are 0.
+        With `fast_logprobs`, the values of all other tokens are 0.
         """
         if self._scorer is None:
             result: tuple[Tensor, Tensor | None, Tensor | None] = super()._get_per_token_logps_and_entropies(

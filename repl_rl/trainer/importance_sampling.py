@@ -52,7 +52,7 @@ class LogprobMismatch:
                 f"policy step {policy_step}: a sampled log probability is {self.max:.3g} nats from the trainer's, the "
                 f"tolerance is {tolerance:.3g}; the engine probably samples from stale or wrong weights (tied "
                 "embeddings, a failed load), at another temperature or in another number format; if the trainer is "
-                'wrong instead, trainer.shared_prefixes = "off" or fast = false removes the difference'
+                'wrong instead, trainer.prefix_sharing = "off" or fast_logprobs = false removes the difference'
             )
 
     def metrics(self) -> dict[str, float]:
@@ -127,7 +127,7 @@ def apply_importance_correction(
         batch: TRL's batch of a step; its `importance_sampling_ratio` may be replaced.
         rows: rows of the step, B of them.
         ages: staleness of each token, (B, T), as `compute_token_staleness` returns it.
-        importance: name of a correction, as in `TrainerConfig.importance`.
+        importance: name of a correction, as in `TrainerConfig.importance_sampling`.
         cap: largest ratio that is left unchanged.
         accelerator: gathers the mismatch over all processes.
     """

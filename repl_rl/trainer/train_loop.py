@@ -71,7 +71,7 @@ def run_training(
     order, drawn from `seed` (>= 0). Errors of `on_step` and `source` end training and propagate. The warning callback
     receives one line per fallback.
 
-    Checkpoints are `out/checkpoint-<optimizer steps>`, written every `config.save_every` steps and at the last one.
+    Checkpoints are `out/checkpoint-<optimizer steps>`, written every `config.save_steps` steps and at the last one.
     With `config.lora_rank`, `out/final` has the adapters merged into its weights. `out/adapter` and the checkpoints
     hold the adapters alone. An `evaluation` runs at its interval, and its metrics join those of the step. `out/best`
     is then the best policy so far (with `config.lora_rank`, its adapters). A `keeper` saves the training state, and
@@ -98,9 +98,9 @@ def run_training(
     disable_dropout(policy)
     policy = prepare_trainable_model(policy, config, seed)
     # Async rollouts alternate between two folders of weights.
-    size = compute_weight_bytes(policy) * (2 if config.ahead else 1)
+    size = compute_weight_bytes(policy) * (2 if config.max_staleness_steps else 1)
     with open_weights_folder(size, tell) as weights, open_fallback_folder(weights, tell) as fallback:
-        sharing = PrefixSharing(tell) if config.shared_prefixes == "auto" else None
+        sharing = PrefixSharing(tell) if config.prefix_sharing == "auto" else None
         tolerance = config.compute_logprob_tolerance(sampled_in)
         trainer = _build_trainer(
             policy, tokenizer, task_ids, source, config, credit, args, weights, curriculum, sharing, tolerance
@@ -167,7 +167,7 @@ def build_credit_config(config: TrainerConfig, tasks: Mapping[str, object] = Map
         config.rewards,
         tuple(load_line_reward(name, tasks) for name in config.line_rewards),
         potential,
-        config.fade_steps,
+        config.anneal_steps,
         config.stops,
         sums_shaping(config.estimator),
     )
@@ -195,12 +195,12 @@ def _build_trainer(
         credit=credit,
         tolerance=tolerance,
         weights=weights,
-        fast=config.fast,
-        importance=config.importance,
+        fast=config.fast_logprobs,
+        importance=config.importance_sampling,
         curriculum=curriculum,
-        plan=parse_group_sampling(config.groups),
+        plan=parse_group_sampling(config.group_sampling),
         sharing=sharing,
-        ahead=config.ahead,
+        ahead=config.max_staleness_steps,
     )
 
 
@@ -246,5 +246,5 @@ def _warn_about_router(policy: PreTrainedModel, config: TrainerConfig, warn: War
     """Warn if the fast pass leaves out the load balancing loss of a mixture of experts."""
     text = policy.config.get_text_config()
     coefficient = getattr(text, "router_aux_loss_coef", 0.0) if hasattr(text, "output_router_logits") else 0.0
-    if config.fast and coefficient:
-        warn(f"the router's loss (router_aux_loss_coef {coefficient}) is left out; set fast = false to add it")
+    if config.fast_logprobs and coefficient:
+        warn(f"the router's loss (router_aux_loss_coef {coefficient}) is left out; set fast_logprobs = false to add it")

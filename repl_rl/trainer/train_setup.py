@@ -175,7 +175,7 @@ def open_rollout_client(
         rank: rank of this process among those that train together.
 
     Raises:
-        ConfigError: `fleet` is unknown.
+        ConfigError: `workers` is unknown.
     """
     options = parse_workers(fleet)
     if options is None:
@@ -198,10 +198,10 @@ def build_worker_plan(
 ) -> WorkerPlan:
     """Return the plan of a worker pool. Raises ConfigError: sampler, prompt and policy do not fit each other."""
     sampler, _ = world.load_sampler_and_renderer()
-    limits = timeouts or WorkerTimeouts(no_worker_timeout_s=options.patience_s)
+    limits = timeouts or WorkerTimeouts(no_worker_timeout_s=options.startup_timeout_s)
     host = bool(world.host_functions)
     return WorkerPlan(
-        build_worker_setup(world), sampler, world.rollout, host, world.concurrency, options.nodes, limits, shared
+        build_worker_setup(world), sampler, world.rollout, host, world.concurrency, options.max_workers, limits, shared
     )
 
 

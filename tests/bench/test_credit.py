@@ -89,7 +89,7 @@ def test_every_cell_is_there_or_is_the_same_as_another_one() -> None:
 @pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: condition.name)
 def test_every_condition_can_be_trained(condition: Condition) -> None:
     config = trainer_config(condition, Settings())
-    assert (config.ahead, config.importance) == (condition.ahead, condition.importance)
+    assert (config.max_staleness_steps, config.importance_sampling) == (condition.ahead, condition.importance)
     credit = build_credit_config(config)
     assert credit.reward_table == condition.rewards
     assert (len(credit.extra_rewards), credit.potential is not None) == (

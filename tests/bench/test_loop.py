@@ -39,7 +39,7 @@ def test_its_loss_and_gradient_are_the_trainers_to_one_part_in_ten_thousand(apar
     start = tiny_model()
     sampler = tiny_model(seed=1) if apart else copy.deepcopy(start)
     source = SampledSource(sampler, deaf=apart, faulty=frozenset({5}), forbidden_ids=FORBIDDEN)
-    config = replace(DEFAULT, importance="token_truncate(tolerance=99.0)")  # a gap is not refused
+    config = replace(DEFAULT, importance_sampling="token_truncate(tolerance=99.0)")  # a gap is not refused
     theirs = run(make(copy.deepcopy(start), source, config, tmp_path))
     ours = copy.deepcopy(start)
     forbid_ids(ours, FORBIDDEN)
@@ -62,7 +62,7 @@ def test_the_settings_of_the_loss_are_the_trainers_defaults() -> None:
     default = TrainerConfig()
     assert (choices.CLIP_LOW, choices.CLIP_HIGH) == (loop.CLIP_LOW, loop.CLIP_HIGH)
     assert (default.importance_cap, grpo_config.MAX_GRAD_NORM) == (loop.IMPORTANCE_CAP, loop.MAX_GRAD_NORM)
-    assert (default.loss, default.importance, default.estimator) == ("dapo", "token_truncate", "two_stream")
+    assert (default.loss, default.importance_sampling, default.estimator) == ("dapo", "token_truncate", "two_stream")
     assert (default.rewards, default.compute_logprob_tolerance()) == (loop.REWARDS, loop.TOLERANCE)
 
 

@@ -117,5 +117,5 @@ def test_a_model_that_cannot_forbid_is_refused_in_one_line(tmp_path: Path) -> No
         async with open_engine("transformers", model=tmp_path, forbidden_ids=frozenset({3})):
             pass
 
-    with pytest.raises(ConfigError, match=r"final_logit_softcapping is 30\.0; .*--overshoot carry"):
+    with pytest.raises(ConfigError, match=r"final_logit_softcapping is 30\.0; .*--newline-tokens carry"):
         asyncio.run(work())

@@ -20,7 +20,7 @@ BLOCK = 32
 KINDS = {
     "transformers": Transformers(),
     "vllm": Vllm(),
-    "vllm, a request a line": Vllm(drive=RequestMode.REQUEST),
+    "vllm, a request a line": Vllm(request_mode=RequestMode.REQUEST),
 }
 
 

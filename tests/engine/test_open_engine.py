@@ -95,7 +95,7 @@ def test_a_context_that_nobody_names_is_refused_and_not_guessed(tmp_path: Path) 
     ("context_tokens", lambda: EngineOptions(Path(), context_tokens=1)),
     ("dtype", lambda: EngineOptions(Path(), dtype="int3")),  # type: ignore[arg-type]
     ("vllm.kv_cache_gib", lambda: Vllm(kv_cache_gib=0)),
-    ("vllm.threads", lambda: Vllm(threads=0)),
+    ("vllm.cpu_threads", lambda: Vllm(cpu_threads=0)),
     ("vllm.block_size", lambda: Vllm(block_size=24)),
 ])  # fmt: skip
 def test_options_out_of_range_are_refused(name: str, wrong: Callable[[], object]) -> None:

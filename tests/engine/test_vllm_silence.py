@@ -120,7 +120,7 @@ def test_a_step_that_vllm_cannot_take_here_is_one_line(
         "1",
         "--concurrency",
         "2",
-        "--vllm.drive",
+        "--vllm.request-mode",
         drive,
     ]
     capfd.readouterr()

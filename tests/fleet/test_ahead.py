@@ -22,7 +22,7 @@ from tests.fleet.test_training import whole as whole
 from tests.processes import wait_for
 from tests.untimed import untimed
 
-AHEAD = replace(CONFIG, ahead=2)
+AHEAD = replace(CONFIG, max_staleness_steps=2)
 PATIENT = replace(QUICK, no_worker_timeout_s=20.0, heartbeat_timeout_s=20.0)
 AGES = {"staleness_mean", "staleness_max", "fresh_share", "trainer_idle", "sampler_idle"}
 

@@ -26,13 +26,13 @@ PAGE = PAGES["docs/scaling.md"]
 SMALL = shlex.split(
     "--engine transformers --sandbox unsafe --train-tasks 4 --rollout.max-lines 1 --rollout.max-line-tokens 8"
 )
-TRAININGS = [command for command in commands() if command.startswith("repl-rl train") and "--fleet ray" in command]
+TRAININGS = [command for command in commands() if command.startswith("repl-rl train") and "--workers ray" in command]
 
 
 def chosen(words: Sequence[str]) -> tuple[TrainConfig, RayOptions]:
     """What the words behind `repl-rl train` say, in small."""
     config = parse(TrainConfig, "train", [*words, *SMALL])
-    fleet = parse_workers(config.fleet)
+    fleet = parse_workers(config.workers)
     assert fleet is not None
     return config, fleet
 

@@ -130,5 +130,5 @@ def test_who_does_not_know_its_token_is_refused_with_one_line(why: str, given: G
     env = {**(given.env if own else without), **own}
     done = train(given, env, tmp_path)
     assert done.returncode == 2, done.stderr[-4000:]
-    assert f"fleet is 'ray://{given.address}'" in done.stderr.splitlines()[-1]
+    assert f"workers is 'ray://{given.address}'" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr

@@ -20,11 +20,13 @@ STEPS = 5_000
 ENDS_S = 90
 """30 s in which the cluster is waited for, one rollout's round, and what it takes to end."""
 RUN = """--engine transformers --trainer.prompts-per-step 2 --trainer.group-size 2 --trainer.dtype float32
-    --trainer.micro-batch 4 --train-tasks 8 --eval-tasks 2 --rollout.max-lines 2 --rollout.max-line-tokens 16"""
+    --trainer.per-device-batch-size 4 --train-tasks 8 --eval-tasks 2 --rollout.max-lines 2
+    --rollout.max-line-tokens 16"""
 
 
 def start(folder: Path, fleet: str) -> subprocess.Popen[bytes]:
-    words = f"train --name headless --resume {fleet} {RUN} --trainer.steps {STEPS} --states within(seconds=0,share=1.0)"
+    words = f"train --name headless --resume {fleet} {RUN} --trainer.steps {STEPS}"
+    words += " --checkpoint within(every_s=0,max_time_share=1.0)"
     argv = [sys.executable, "-m", "repl_rl.cli", *words.split()]
     return subprocess.Popen(argv, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
@@ -49,7 +51,7 @@ def ended() -> Iterator[list[tuple[int, str]]]:
 def test_a_run_whose_head_is_killed_or_frozen_ends_with_one_line_and_is_gone_on_with_in_one_process(
     blow: signal.Signals, tmp_path: Path, ended: list[tuple[int, str]]
 ) -> None:
-    run = start(tmp_path, "--fleet ray --fleet.nodes 2 --fleet.simulate true")
+    run = start(tmp_path, "--workers ray --workers.max-workers 2 --workers.simulate-machines true")
     wait_for(lambda: len(rows(tmp_path)) >= 2, run, 600)
     ended += descendants(run.pid)
     (head,) = (p for p in psutil.Process(run.pid).children() if p.name() == "gcs_server")
@@ -63,7 +65,7 @@ def test_a_run_whose_head_is_killed_or_frozen_ends_with_one_line_and_is_gone_on_
     played = rows(tmp_path)
     assert played == list(range(1, len(played) + 1))
     wait_for(lambda: not [one for one in ended if identity(one[0]) == one], None, 30)
-    on = start(tmp_path, "--fleet local")
+    on = start(tmp_path, "--workers local")
     wait_for(lambda: len(rows(tmp_path)) >= len(played) + 2, on, 300)
     on.send_signal(signal.SIGTERM)
     _, said = on.communicate(timeout=ENDS_S)

@@ -16,7 +16,7 @@ from tests.trainer.test_processes import launch
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("groups", ["", "refill(most=2)"], ids=["once", "refilled"])
+@pytest.mark.parametrize("groups", ["", "dynamic_sampling(max_rounds=2)"], ids=["once", "refilled"])
 def test_two_processes_learn_from_one_fleet_what_one_learns(groups: str, tmp_path: Path) -> None:
     # Three groups of two over two processes of three rollouts: the second group begins on one, ends on the other.
     found, weights = [], []

@@ -169,7 +169,7 @@ def test_gpus_that_something_else_on_the_cluster_has_are_no_seats_until_they_are
 
 
 def test_the_command_of_the_page_trains_on_two_nodes(tmp_path: Path) -> None:
-    command = "train --name wide --fleet ray --fleet.nodes 2 --fleet.simulate true"
+    command = "train --name wide --workers ray --workers.max-workers 2 --workers.simulate-machines true"
     argv = [sys.executable, "-m", "repl_rl.cli", *command.split(), *SMALL["train"].split()]
     subprocess.run(argv, cwd=tmp_path, check=True, timeout=500)
     summary = json.loads((tmp_path / "runs" / "wide" / "summary.json").read_text())

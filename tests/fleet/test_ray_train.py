@@ -47,7 +47,7 @@ def test_the_script_of_the_page_trains_in_two_processes_of_ray_train(tmp_path: P
 
 
 def test_the_launchers_command_of_the_page_trains_on_two_nodes(tmp_path: Path) -> None:
-    (line,) = re.findall(r"^torchrun (.*--fleet.nodes) \d+$", PAGES["docs/scaling.md"], re.MULTILINE)
+    (line,) = re.findall(r"^torchrun (.*--workers.max-workers) \d+$", PAGES["docs/scaling.md"], re.MULTILINE)
     words = line.partition(" -m ")[2].split()
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", *TORCHRUN, "-m", *words, "2", *SMALL, "--trainer.steps", "2"]

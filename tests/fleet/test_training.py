@@ -19,7 +19,7 @@ from tests.untimed import untimed
 
 STEPS = 5
 CONFIG = TrainerConfig(
-    steps=STEPS, prompts_per_step=3, group_size=2, warmup_steps=0, importance="token_truncate(tolerance=100.0)"
+    steps=STEPS, prompts_per_step=3, group_size=2, warmup_steps=0, importance_sampling="token_truncate(tolerance=100.0)"
 )
 
 

@@ -26,7 +26,7 @@ def opened(rank: int, alone: bool) -> AbstractContextManager[RolloutClient]:
 def main(out: Path, groups: str) -> None:
     rank, alone = int(os.environ.get("RANK", "0")), "WORLD_SIZE" not in os.environ
     with opened(rank, alone) as source:
-        trained = Trained(source, out, replace(CONFIG, groups=groups))
+        trained = Trained(source, out, replace(CONFIG, group_sampling=groups))
     if rank == 0:
         told = {"rows": trained.rows, "played": [repr(trajectory) for trajectory in trained.played]}
         (out / "told.json").write_text(json.dumps(told))

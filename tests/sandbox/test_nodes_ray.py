@@ -206,7 +206,7 @@ def test_every_promise_is_kept(machines: Machines) -> None:
 
 
 def test_the_command_of_the_page_trains_with_nodes_of_a_fleet_whose_consoles_are_elsewhere(tmp_path: Path) -> None:
-    command = "train --name wide --fleet ray --fleet.nodes 1 --fleet.simulate true --sandbox nodes"
+    command = "train --name wide --workers ray --workers.max-workers 1 --workers.simulate-machines true --sandbox nodes"
     argv = [sys.executable, "-m", "repl_rl.cli", *command.split(), *SMALL["train"].split()]
     subprocess.run(argv, cwd=tmp_path, check=True, timeout=500)
     summary = json.loads((tmp_path / "runs" / "wide" / "summary.json").read_text())

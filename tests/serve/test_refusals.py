@@ -430,8 +430,8 @@ def test_consoles_that_isolate_nothing_are_not_for_other_machines(
     [
         ("--port 70000", "port"),
         ("--judge task", "a server has no tasks"),
-        ("--waiting -1", "waiting"),
-        ("--idle-s 0", "idle_s"),
+        ("--max-waiting -1", "max_waiting"),
+        ("--conversation-timeout-s 0", "conversation_timeout_s"),
         ("--host no.such.host.invalid", "host and port"),
     ],
 )

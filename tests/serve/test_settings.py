@@ -19,7 +19,7 @@ tasks = "gsm8k:train.jsonl"
 judge = "task"
 engine = "vllm"
 sandbox = "unsafe"
-sampler = "repl(give_up_after=3)"
+sampler = "repl(max_error_streak=3)"
 prompt = "few_shot"
 concurrency = 32
 seed = 7
@@ -49,9 +49,9 @@ def test_a_run_is_served_with_its_prompt_its_sampler_and_its_limits(run: Path) -
     here = RolloutConfig(
         engine=Transformers(),
         sandbox=Docker(),
-        sampler="repl(give_up_after=3)",
+        sampler="repl(max_error_streak=3)",
         prompt="few_shot",
-        bos=False,
+        add_bos_token=False,
         prompt_space="observed",
         concurrency=2,
         rollout=RolloutLimits(max_lines=5),

@@ -30,23 +30,51 @@ _LOOK_S = 0.02
 SMALL = (
     *("--name", "run", "--sandbox", "local", "--concurrency", "1", "--train-tasks", "24", "--eval-tasks", "2"),
     *("--trainer.steps", str(STEPS), "--trainer.prompts-per-step", "2", "--trainer.group-size", "2"),
-    *("--rollout.max-lines", "2", "--rollout.max-line-tokens", "8", "--states", "within(seconds=0, share=1.0)"),
+    *(
+        "--rollout.max-lines",
+        "2",
+        "--rollout.max-line-tokens",
+        "8",
+        "--checkpoint",
+        "within(every_s=0, max_time_share=1.0)",
+    ),
     # Learning that shows in the weights, whatever the defaults of a model are.
-    *("--prompt", "bare", "--rollout.max-observation-tokens", "128", "--trainer.micro-batch", "0"),
+    *("--prompt", "bare", "--rollout.max-observation-tokens", "128", "--trainer.per-device-batch-size", "0"),
     *("--trainer.learning-rate", "5e-4", "--trainer.warmup-steps", "5"),
     # Which line a clock cuts short depends on the machine's other work.
     *("--limits.line-timeout-s", "300", "--rollout.max-wall-s", "3000"),
 )
 KINDS: Mapping[str, Sequence[str]] = {
-    "transformers": ("--engine", "transformers", "--trainer.updates", "2", "--trainer.mini-batches", "2"),
-    "curriculum": ("--engine", "transformers", "--curriculum", "--trainer.fade-steps", "8", "--trainer.no-fast"),
-    "lora": ("--engine", "transformers", "--trainer.lora-rank", "2", "--trainer.kl", "k3"),
-    "ahead": ("--engine", "scribe", "--trainer.ahead", "2", "--trainer.importance", "token_truncate(tolerance=100.0)"),
-    "checkpoints": (
-        *("--engine", "scribe", "--trainer.ahead", "2", "--trainer.importance", "token_truncate(tolerance=100.0)"),
-        *("--trainer.save-every", "1", "--eval-every", "2", "--trainer.lora-rank", "2"),
+    "transformers": ("--engine", "transformers", "--trainer.num-iterations", "2", "--trainer.num-mini-batches", "2"),
+    "curriculum": (
+        "--engine",
+        "transformers",
+        "--curriculum",
+        "--trainer.anneal-steps",
+        "8",
+        "--trainer.no-fast-logprobs",
     ),
-    "scripted": ("--engine", "scribe", "--trainer.importance", "token_truncate(tolerance=100.0)"),
+    "lora": ("--engine", "transformers", "--trainer.lora-rank", "2", "--trainer.kl", "k3"),
+    "ahead": (
+        "--engine",
+        "scribe",
+        "--trainer.max-staleness-steps",
+        "2",
+        "--trainer.importance-sampling",
+        "token_truncate(tolerance=100.0)",
+    ),
+    "checkpoints": (
+        *(
+            "--engine",
+            "scribe",
+            "--trainer.max-staleness-steps",
+            "2",
+            "--trainer.importance-sampling",
+            "token_truncate(tolerance=100.0)",
+        ),
+        *("--trainer.save-steps", "1", "--eval-steps", "2", "--trainer.lora-rank", "2"),
+    ),
+    "scripted": ("--engine", "scribe", "--trainer.importance-sampling", "token_truncate(tolerance=100.0)"),
 }
 
 

@@ -30,7 +30,7 @@ from tests.trainer.test_scoring import batch
 from tests.trainer.trees import TaskTextSource, forest, padded
 
 CONFIG = TrainerConfig(
-    steps=2, prompts_per_step=2, group_size=3, warmup_steps=0, learning_rate=0.002, save_every=1
+    steps=2, prompts_per_step=2, group_size=3, warmup_steps=0, learning_rate=0.002, save_steps=1
 )  # fmt: skip
 
 
@@ -78,15 +78,15 @@ def sampled(out: Path, device: torch.device) -> list[float]:
 
 CASES: Mapping[str, Callable[[Path, torch.device], list[float]]] = {
     "fast": trained,
-    "trl": partial(trained, config=replace(CONFIG, fast=False)),
+    "trl": partial(trained, config=replace(CONFIG, fast_logprobs=False)),
     "adapters": partial(trained, config=replace(CONFIG, lora_rank=4)),
     "reference": partial(trained, config=replace(CONFIG, kl="k3(beta=0.1)")),
-    "lines": partial(trained, config=replace(CONFIG, importance="line_truncate", updates=2)),
-    "checkpointed": partial(trained, config=replace(CONFIG, checkpointing=True)),
+    "lines": partial(trained, config=replace(CONFIG, importance_sampling="line_truncate", num_iterations=2)),
+    "checkpointed": partial(trained, config=replace(CONFIG, gradient_checkpointing=True)),
     "float32": partial(scored, dtype=torch.float32),
     "bfloat16": partial(scored, dtype=torch.bfloat16),
     "trees": partial(trained, kind=TaskTextSource, config=replace(CONFIG, kl="k3(beta=0.1)")),
-    "trees, checkpointed": partial(trained, kind=TaskTextSource, config=replace(CONFIG, checkpointing=True)),
+    "trees, checkpointed": partial(trained, kind=TaskTextSource, config=replace(CONFIG, gradient_checkpointing=True)),
     "trees, float32": partial(scored, dtype=torch.float32, shared=True),
     "trees, bfloat16": partial(scored, dtype=torch.bfloat16, shared=True),
     "sampled": sampled,

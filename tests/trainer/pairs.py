@@ -64,7 +64,7 @@ ADD, OWN = "tests.trainer.liked:even", "Solve it.\n{question}\n{banner}"
 SETTINGS: Mapping[str, Mapping[str, Words]] = {
     "sampler": {
         "repl": (),
-        "giving up": ("--sampler", "repl(give_up_after=2)"),
+        "giving up": ("--sampler", "repl(max_error_streak=2)"),
         "candidates": ("--sampler", "repl(candidates=2)"),
         "thinking": ("--sampler", "repl(thinking='</think>', thinking_tokens=4)"),
         "fenced": ("--sampler", "fenced"),
@@ -79,10 +79,10 @@ SETTINGS: Mapping[str, Mapping[str, Words]] = {
     },
     "groups": {
         "each": (),
-        "refill": ("--trainer.groups", "refill(most=1)"),
-        "window": ("--trainer.groups", "window(share=0.9)"),
+        "dynamic_sampling": ("--trainer.group-sampling", "dynamic_sampling(max_rounds=1)"),
+        "window": ("--trainer.group-sampling", "fifo_window(in_flight_share=0.9)"),
     },
-    "ahead": {"0": (), "1": ("--trainer.ahead", "1"), "2": ("--trainer.ahead", "2")},
+    "ahead": {"0": (), "1": ("--trainer.max-staleness-steps", "1"), "2": ("--trainer.max-staleness-steps", "2")},
     "estimator": {
         name: ("--trainer.estimator", name)
         for name in (
@@ -91,7 +91,7 @@ SETTINGS: Mapping[str, Mapping[str, Words]] = {
         )
     },
     "importance": {
-        name: ("--trainer.importance", name)
+        name: ("--trainer.importance-sampling", name)
         for name in ("token_truncate", "token_mask", "token_band", "line_mask", "sequence_truncate", "none")
     },
     "loss": {name: ("--trainer.loss", name) for name in ("dapo", "grpo", "dr_grpo", "cispo", "sapo")},
@@ -101,9 +101,9 @@ SETTINGS: Mapping[str, Mapping[str, Words]] = {
     },
     "schedule": {
         "linear": (),
-        "constant": ("--trainer.schedule", "constant", "--trainer.warmup-steps", "0"),
-        "cosine": ("--trainer.schedule", "cosine", "--trainer.warmup-steps", "1"),
-        "restarts": ("--trainer.schedule", "cosine_with_restarts(num_cycles=2)", "--trainer.warmup-steps", "0"),
+        "constant": ("--trainer.lr-scheduler", "constant", "--trainer.warmup-steps", "0"),
+        "cosine": ("--trainer.lr-scheduler", "cosine", "--trainer.warmup-steps", "1"),
+        "restarts": ("--trainer.lr-scheduler", "cosine_with_restarts(num_cycles=2)", "--trainer.warmup-steps", "0"),
     },
     "host": {
         "none": (),
@@ -115,10 +115,10 @@ SETTINGS: Mapping[str, Mapping[str, Words]] = {
         "tensorboard": ("--trainer.report-to", "tensorboard"),
     },
     "states": {
-        "each": ("--states", "within(seconds=0, share=1.0)"),
-        "one": ("--states", "within(seconds=0, share=1.0, keep=1)"),
+        "each": ("--checkpoint", "within(every_s=0, max_time_share=1.0)"),
+        "one": ("--checkpoint", "within(every_s=0, max_time_share=1.0, keep_last=1)"),
         "seldom": (),
-        "never": ("--states", "never"),
+        "never": ("--checkpoint", "never"),
     },
     "stops": {
         "none": (),
@@ -136,24 +136,24 @@ SETTINGS: Mapping[str, Mapping[str, Words]] = {
         "weighed": ("--judge", "task + 0.2*tests.trainer.liked:short"),
         "group": ("--group-judge", "0.3*tests.trainer.liked:shortest"),
     },
-    "save": {"0": (), "1": ("--trainer.save-every", "1"), "2": ("--trainer.save-every", "2")},
-    "eval": {"0": (), "1": ("--eval-every", "1"), "2": ("--eval-every", "2")},
+    "save": {"0": (), "1": ("--trainer.save-steps", "1"), "2": ("--trainer.save-steps", "2")},
+    "eval": {"0": (), "1": ("--eval-steps", "1"), "2": ("--eval-steps", "2")},
     "kl": {"none": (), "k3": ("--trainer.kl", "k3"), "unbiased": ("--trainer.kl", "unbiased(beta=0.1)")},
     "batches": {
         "whole": (),
-        "updates": ("--trainer.updates", "2"),
-        "parts": ("--trainer.updates", "2", "--trainer.mini-batches", "2"),
-        "micro": ("--trainer.micro-batch", "1"),
+        "updates": ("--trainer.num-iterations", "2"),
+        "parts": ("--trainer.num-iterations", "2", "--trainer.num-mini-batches", "2"),
+        "micro": ("--trainer.per-device-batch-size", "1"),
     },
-    "scoring": {"shared": (), "alone": ("--trainer.shared-prefixes", "off"), "slow": ("--trainer.no-fast",)},
+    "scoring": {"shared": (), "alone": ("--trainer.prefix-sharing", "off"), "slow": ("--trainer.no-fast-logprobs",)},
     "engine": {"transformers": ("--engine", "transformers"), "clerk": ("--engine", "clerk")},
     "concurrency": {"1": ("--concurrency", "1"), "4": ("--concurrency", "4")},
     "lora": {"none": (), "rank 2": ("--trainer.lora-rank", "2")},
     "dtype": {"float32": (), "bfloat16": ("--trainer.dtype", "bfloat16")},
     "curriculum": {"off": (), "on": ("--curriculum",)},
-    "fade": {"off": (), "on": ("--trainer.fade-steps", "2")},
-    "checkpointing": {"off": (), "on": ("--trainer.checkpointing",)},
-    "overshoot": {"forbid": (), "carry": ("--overshoot", "carry")},
+    "fade": {"off": (), "on": ("--trainer.anneal-steps", "2")},
+    "checkpointing": {"off": (), "on": ("--trainer.gradient-checkpointing",)},
+    "overshoot": {"forbid": (), "carry": ("--newline-tokens", "carry")},
     "kv": {"drop": (), "keep": ("--kv-on-sync", "keep")},
     "context": {"model": (), "short": ("--context-tokens", "900")},
     "validation": {"split": (), "file": ("--validation", "{out}/held_out.jsonl")},
@@ -162,7 +162,7 @@ SETTINGS: Mapping[str, Mapping[str, Words]] = {
 }
 REFUSED: Sequence[Mapping[str, Sequence[str]]] = (
     {"groups": ["window"], "ahead": ["0"]},
-    {"groups": ["refill"], "ahead": ["1", "2"]},
+    {"groups": ["dynamic_sampling"], "ahead": ["1", "2"]},
     {"kv": ["keep"], "ahead": ["0"]},
     {"importance": ["line_mask", "sequence_truncate", "none"], "ahead": ["1", "2"]},
     {"estimator": ["outcome"], "rewards": ["function", "potential"]},
@@ -251,7 +251,7 @@ def words(row: Row, out: Path) -> list[str]:
     """The command line of a row, without where its run is."""
     chosen = [word.format(out=out) for name, value in row.items() for word in SETTINGS[name][value]]
     if row["engine"] == "clerk":  # its log probabilities are of nothing
-        chosen = [f"{word}(tolerance=100.0)" if before == "--trainer.importance" else word
+        chosen = [f"{word}(tolerance=100.0)" if before == "--trainer.importance-sampling" else word
                   for before, word in zip(["", *chosen], chosen, strict=False)]  # fmt: skip
     return ["train", "--model", str(out / "model"), *SMALL, *chosen]
 

@@ -39,7 +39,7 @@ def main(out: Path, stop_at: int, optimizer: str) -> None:
         prompts_per_step=3,
         group_size=2,
         warmup_steps=0,
-        mini_batches=1,
+        num_mini_batches=1,
         learning_rate=0.01,
         optimizer=optimizer,
     )

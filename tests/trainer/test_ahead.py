@@ -44,7 +44,13 @@ from tests.trainer.policies import (
 )
 
 CONFIG = TrainerConfig(
-    steps=8, prompts_per_step=2, group_size=3, warmup_steps=0, learning_rate=0.02, estimator="outcome", ahead=2
+    steps=8,
+    prompts_per_step=2,
+    group_size=3,
+    warmup_steps=0,
+    learning_rate=0.02,
+    estimator="outcome",
+    max_staleness_steps=2,
 )
 IDS = [f"task {i}" for i in range(6)]
 TASKS = [Task(id, f"{id}?", "1", family=f"odd/{n % 2}") for n, id in enumerate(IDS)]
@@ -184,7 +190,7 @@ def tasks_of(source: EarlySource) -> list[list[str]]:
 def test_steps_begin_as_far_ahead_as_they_may_and_have_the_tasks_that_they_have_anyway(tmp_path: Path) -> None:
     ahead, turns = EarlySource(tiny_model()), EarlySource(tiny_model())
     figures = trained(ahead, CONFIG, tmp_path / "ahead")
-    trained(turns, replace(CONFIG, ahead=0), tmp_path / "turns")
+    trained(turns, replace(CONFIG, max_staleness_steps=0), tmp_path / "turns")
     assert tasks_of(ahead) == tasks_of(turns), "three steps are an epoch, so this crosses several"
     assert [ahead.began[step].weights for step in range(8)] == [max(step - 2, 0) for step in range(8)]
     assert not ahead.under_way, "nothing begins that nobody learns from"
@@ -199,15 +205,17 @@ def test_steps_begin_as_far_ahead_as_they_may_and_have_the_tasks_that_they_have_
 
 @pytest.mark.parametrize("fast", [True, False])
 def test_nothing_ahead_has_no_new_figures_and_a_lead_has_five(fast: bool, tmp_path: Path) -> None:
-    config = replace(CONFIG, steps=2, fast=fast)
-    ahead, turns = (trained(EarlySource(tiny_model()), replace(config, ahead=k), tmp_path / str(k))[1] for k in (1, 0))
+    config = replace(CONFIG, steps=2, fast_logprobs=fast)
+    ahead, turns = (
+        trained(EarlySource(tiny_model()), replace(config, max_staleness_steps=k), tmp_path / str(k))[1] for k in (1, 0)
+    )
     assert set(ahead) - set(turns) == {"staleness_mean", "staleness_max", "fresh_share", "trainer_idle", "sampler_idle"}
     assert set(turns) <= set(ahead)
 
 
 def test_several_updates_of_a_step_count_as_one_step(tmp_path: Path) -> None:
     source = EarlySource(tiny_model())
-    config = replace(CONFIG, steps=4, ahead=1, updates=2, mini_batches=3)
+    config = replace(CONFIG, steps=4, max_staleness_steps=1, num_iterations=2, num_mini_batches=3)
     figures = trained(source, config, tmp_path)
     assert {step: begun.weights for step, begun in source.began.items()} == {0: 0, 6: 0, 12: 6, 18: 12}
     assert [m["staleness_max"] for m in figures] == [0, 1, 1, 1]
@@ -370,7 +378,7 @@ def test_a_run_that_is_gone_on_with_keeps_what_had_ended_and_begins_the_rest_aga
     assert len(ids) == len(set(ids)) == 48
 
 
-WINDOW = replace(CONFIG, groups="window(share=0.9)")
+WINDOW = replace(CONFIG, group_sampling="fifo_window(in_flight_share=0.9)")
 """Of five groups."""
 
 
@@ -417,9 +425,9 @@ def test_a_run_with_a_window_that_is_gone_on_with_learns_from_each_group_once(st
 
 def test_a_window_where_nothing_is_ahead_or_that_a_source_knows_nothing_of_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"trainer\.groups without trainer\.ahead is 'window'.* set trainer\.ahead"):
-        replace(CONFIG, groups="window", ahead=0)
+        replace(CONFIG, group_sampling="window", max_staleness_steps=0)
     with pytest.raises(ConfigError, match=r"share of trainer\.groups window is 1\.5; .* at most 1"):
-        replace(CONFIG, groups="window(share=1.5)")
+        replace(CONFIG, group_sampling="fifo_window(in_flight_share=1.5)")
 
     class Blind(EarlySource):
         wait_for_first_group = None  # type: ignore[assignment]
@@ -437,7 +445,7 @@ def test_where_sampler_and_trainer_take_turns_a_lead_is_refused() -> None:
 
 def test_to_keep_keys_over_a_sync_is_refused_where_no_rollout_is_under_way_in_one() -> None:
     with pytest.raises(ConfigError, match=r"kv_on_sync is 'keep'; without trainer\.ahead no .* give that too"):
-        validate_run(RolloutConfig(kv_on_sync="keep"), replace(CONFIG, ahead=0), 100)
+        validate_run(RolloutConfig(kv_on_sync="keep"), replace(CONFIG, max_staleness_steps=0), 100)
 
 
 def test_a_source_that_cannot_play_ahead_is_refused(tmp_path: Path) -> None:
@@ -450,24 +458,24 @@ def test_a_source_that_cannot_play_ahead_is_refused(tmp_path: Path) -> None:
     "importance", ["line_truncate", "line_mask", "sequence_truncate", "sequence_mask(cap=3.0)", "none"]
 )
 def test_older_lines_are_corrected_by_ratios_of_tokens_alone(importance: str, ahead: int) -> None:
-    assert replace(CONFIG, importance=importance, ahead=0).importance == importance
+    assert replace(CONFIG, importance_sampling=importance, max_staleness_steps=0).importance_sampling == importance
     told = rf"trainer\.importance with trainer\.ahead is '{re.escape(importance)}'; .* choose token_truncate"
     with pytest.raises(ConfigError, match=told):
-        replace(CONFIG, importance=importance, ahead=ahead)
+        replace(CONFIG, importance_sampling=importance, max_staleness_steps=ahead)
 
 
 @pytest.mark.parametrize("importance", ["token_truncate", "token_mask", "token_band"])
 def test_each_correction_of_tokens_goes_with_a_lead(importance: str) -> None:
-    assert replace(CONFIG, importance=importance).ahead == 2
+    assert replace(CONFIG, importance_sampling=importance).max_staleness_steps == 2
 
 
 def test_groups_that_are_played_again_do_not_go_with_a_lead() -> None:
     with pytest.raises(ConfigError, match=r"trainer\.groups with trainer\.ahead"):
-        replace(CONFIG, groups="refill")
+        replace(CONFIG, group_sampling="dynamic_sampling")
 
 
 def test_a_band_leaves_out_tokens_whose_policy_has_moved_on(tmp_path: Path) -> None:
-    config = replace(CONFIG, steps=3, importance="token_band(low=0.9, cap=1.1)")
+    config = replace(CONFIG, steps=3, importance_sampling="token_band(low=0.9, cap=1.1)")
     figures = trained(EarlySource(tiny_model(), quick=True), config, tmp_path)
     assert figures[0]["importance_kept"] == 1.0
     assert 0 < figures[2]["importance_kept"] < 1

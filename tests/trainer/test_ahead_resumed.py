@@ -112,7 +112,7 @@ def stopped(
 def test_where_all_that_was_under_way_had_ended_the_run_goes_on_bit_for_bit(
     curriculum: bool, updates: int, tmp_path: Path
 ) -> None:
-    config = replace(CONFIG, updates=updates)
+    config = replace(CONFIG, num_iterations=updates)
     play(tmp_path / "whole", quick(), curriculum=curriculum, config=config)
     sources = stopped(tmp_path / "run", quick, [1, 4], [0, 1], config, curriculum)
     check_alike(tmp_path / "run", tmp_path / "whole")
@@ -123,7 +123,7 @@ def test_where_all_that_was_under_way_had_ended_the_run_goes_on_bit_for_bit(
 
 @pytest.mark.parametrize("lines", [1, pytest.param(3, marks=pytest.mark.heavy)])
 def test_where_weights_decide_no_draw_what_begins_again_changes_no_weight_either(lines: int, tmp_path: Path) -> None:
-    config = replace(CONFIG, importance="token_truncate(tolerance=100.0)")
+    config = replace(CONFIG, importance_sampling="token_truncate(tolerance=100.0)")
     play(tmp_path / "whole", unmoved(lines), config=config)
     sources = stopped(tmp_path / "run", lambda: unmoved(lines), [4], [2], config)
     check_alike(tmp_path / "run", tmp_path / "whole", aged=True)

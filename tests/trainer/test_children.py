@@ -16,7 +16,7 @@ from repl_rl.trajectory.trajectory import Alternative, HostCall, Sampled, Trajec
 from tests.trainer.policies import ReplayedSource, SampledSource, tiny_model
 from tests.trainer.test_grpo import SMALL, TASKS, make, run
 
-CONFIG = replace(SMALL, steps=1, estimator="two_stream", micro_batch=4)
+CONFIG = replace(SMALL, steps=1, estimator="two_stream", per_device_batch_size=4)
 
 
 def calling(parent: Trajectory, child: Trajectory, trained: bool) -> Trajectory:
@@ -52,7 +52,7 @@ def test_a_trained_child_is_a_row_with_the_advantage_of_the_line_that_called_and
 ) -> None:
     model = tiny_model()
     source = CallingSource(copy.deepcopy(model))
-    trainer = make(model, source, replace(CONFIG, fast=fast, micro_batch=6), tmp_path)
+    trainer = make(model, source, replace(CONFIG, fast_logprobs=fast, per_device_batch_size=6), tmp_path)
     run(trainer)
     played, rows = source.steps[0], trainer.train_batch.rows
     asked = played[1].lines[0].execution
@@ -82,7 +82,7 @@ def test_the_fast_path_and_trls_own_pass_give_children_the_same_gradients(tmp_pa
     start = tiny_model()
     source = CallingSource(copy.deepcopy(start))
     slow = run(make(copy.deepcopy(start), source, CONFIG, tmp_path / "slow"))
-    config = replace(CONFIG, fast=True)
+    config = replace(CONFIG, fast_logprobs=True)
     fast = run(make(copy.deepcopy(start), ReplayedSource(source.steps), config, tmp_path / "fast"))
     without = [[replace(t, children=()) for t in source.steps[0]]]
     alone = run(make(copy.deepcopy(start), ReplayedSource(without), config, tmp_path / "alone"))

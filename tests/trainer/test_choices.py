@@ -45,16 +45,16 @@ class Groups(TrainerCallback):
     ("optimizer", "adamw_torch(beta1=1.0)", r"beta1 of trainer\.optimizer adamw_torch is 1\.0"),
     ("optimizer", "sgd(nesterov='no')", r"nesterov of trainer\.optimizer sgd is 'no'; choose one of True, False"),
     ("optimizer", "sgd(nesterov=True)", r"nesterov of trainer\.optimizer sgd is True; it needs a momentum"),
-    ("schedule", "cosin", r"trainer\.schedule is 'cosin'; choose one of linear, cosine,"),
-    ("schedule", "greedy", r"trainer\.schedule is 'greedy'; choose one of"),
-    ("schedule", "linear(power=2)", r"option power of trainer\.schedule linear is 2; it has no options"),
-    ("schedule", "polynomial(exponent=2)", r"its options are lr_end, power"),
-    ("schedule", "cosine_with_min_lr", r"trainer\.schedule is 'cosine_with_min_lr'; .*min_lr_rate should be set"),
-    ("schedule", "warmup_stable_decay", r"trainer\.schedule is 'warmup_stable_decay'; .*num_decay_steps"),
-    ("schedule", "cosine(num_cycles='two')", r"trainer\.schedule is .*transformers cannot make a learning rate"),
-    ("schedule", "cosine_with_min_lr(min_lr_rate=3.0)", r"trainer\.schedule is .*learning rates would be 0, 0\.0005, "),
-    ("schedule", "polynomial(lr_end=0.1)", r"trainer\.schedule is .*transformers cannot make a learning rate"),
-    ("schedule", "constant", r"trainer\.schedule is 'constant'; it has no warm-up: choose constant_with_warmup"),
+    ("lr_scheduler", "cosin", r"trainer\.lr_scheduler is 'cosin'; choose one of linear, cosine,"),
+    ("lr_scheduler", "greedy", r"trainer\.lr_scheduler is 'greedy'; choose one of"),
+    ("lr_scheduler", "linear(power=2)", r"option power of trainer\.lr_scheduler linear is 2; it has no options"),
+    ("lr_scheduler", "polynomial(exponent=2)", r"its options are lr_end, power"),
+    ("lr_scheduler", "cosine_with_min_lr", r"is 'cosine_with_min_lr'; .*min_lr_rate should be set"),
+    ("lr_scheduler", "warmup_stable_decay", r"trainer\.lr_scheduler is 'warmup_stable_decay'; .*num_decay_steps"),
+    ("lr_scheduler", "cosine(num_cycles='two')", r"is .*transformers cannot make a learning rate"),
+    ("lr_scheduler", "cosine_with_min_lr(min_lr_rate=3.0)", r"is .*learning rates would be 0, 0\.0005, "),
+    ("lr_scheduler", "polynomial(lr_end=0.1)", r"is .*transformers cannot make a learning rate"),
+    ("lr_scheduler", "constant", r"is 'constant'; it has no warm-up: choose constant_with_warmup"),
 ])  # fmt: skip
 def test_a_name_or_option_that_there_is_not_is_refused_where_it_is_written(field: str, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -117,7 +117,7 @@ def test_the_learning_rate_follows_the_schedule_over_all_optimizer_steps(
 ) -> None:
     model = tiny_model()
     # Three steps of two optimizer steps; the warm-up is one of the three.
-    config = replace(SMALL, steps=3, mini_batches=2, warmup_steps=1, schedule=schedule, learning_rate=1e-3)
+    config = replace(SMALL, steps=3, num_mini_batches=2, warmup_steps=1, lr_scheduler=schedule, learning_rate=1e-3)
     trainer = make(model, SampledSource(copy.deepcopy(model)), config, tmp_path)
     groups = Groups()
     trainer.add_callback(groups)
@@ -139,17 +139,20 @@ def test_every_name_in_the_tables_is_known_to_trl_and_transformers(tmp_path: Pat
     falling = {"reduce_lr_on_plateau", "greedy"}
     assert {*SCHEDULES} == {kind.value for kind in SchedulerType} - falling, "the list is that of transformers"
     for name in SCHEDULES:
-        config = replace(PLAIN, warmup_steps=0, schedule=name + needed.get(name, ""))
+        config = replace(PLAIN, warmup_steps=0, lr_scheduler=name + needed.get(name, ""))
         assert grpo_args(config, tmp_path).lr_scheduler_type == name
 
 
 def test_a_cap_and_a_tolerance_that_older_runs_recorded_are_options_now() -> None:
     said = {"importance": "line_mask", "importance_cap": 3.0, "logprob_tolerance": 0.5, "steps": 2}
-    assert modern({"trainer": said})["trainer"] == {"importance": "line_mask(cap=3.0, tolerance=0.5)", "steps": 2}
+    assert modern({"trainer": said})["trainer"] == {
+        "importance_sampling": "line_mask(cap=3.0, tolerance=0.5)",
+        "steps": 2,
+    }
     assert modern({"trainer": {"steps": 2}})["trainer"] == {"steps": 2}
     table = modern({"trainer": {"importance_cap": 4.0}})["trainer"]
     assert isinstance(table, dict)
-    config = TrainerConfig(importance=table["importance"])
+    config = TrainerConfig(importance_sampling=table["importance_sampling"])
     assert (config.importance_cap, config.compute_logprob_tolerance()) == (4.0, 1e-3)
 
 

@@ -22,7 +22,9 @@ def earned(outcome: float | None, *tokens_L: int) -> GroupEntry:
 def test_rollouts_of_one_task_from_different_prompts_are_no_group(tmp_path: Path) -> None:
     batch = [trajectory_of(prompt_of("task 0"), [((9 + i, 2), ())], [-1.0, -1.0], i) for i in range(2)]
     batch[1] = replace(batch[1], prompt=Prompt("task 0", (*batch[1].prompt.token_ids, 5)))
-    config = replace(SMALL, steps=1, prompts_per_step=1, group_size=2, importance="token_truncate(tolerance=99.0)")
+    config = replace(
+        SMALL, steps=1, prompts_per_step=1, group_size=2, importance_sampling="token_truncate(tolerance=99.0)"
+    )
     trainer = make(tiny_model(), ReplayedSource([batch]), config, tmp_path, ["task 0"])
     with pytest.raises(InvariantError, match=r"rollout 1 of task 'task 0'.*a group shares one prompt"):
         run(trainer)

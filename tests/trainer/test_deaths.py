@@ -24,7 +24,7 @@ from tests.trainer.mortal import model_folder
 from tests.trainer.test_resume import rows, same
 
 CONFIG = TrainerConfig(
-    steps=3, prompts_per_step=2, group_size=2, warmup_steps=0, importance="token_truncate(tolerance=100.0)"
+    steps=3, prompts_per_step=2, group_size=2, warmup_steps=0, importance_sampling="token_truncate(tolerance=100.0)"
 )
 FIGURES = ("engine_deaths", "consoles_lost", "rollouts_replayed", "rollouts_given_up")
 LIVES: list[int] = []

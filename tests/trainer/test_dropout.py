@@ -84,7 +84,7 @@ def test_a_model_with_dropout_is_trained_beside_a_sampler_without(fast: bool, tm
         for layer in model.modules():
             if hasattr(layer, "attention_dropout"):
                 layer.attention_dropout = share
-        config = TrainerConfig(steps=2, prompts_per_step=2, group_size=4, warmup_steps=0, fast=fast)
+        config = TrainerConfig(steps=2, prompts_per_step=2, group_size=4, warmup_steps=0, fast_logprobs=fast)
         out = tmp_path / f"{share}" / "checkpoints"
         run_training(model, tiny_tokenizer(), TASKS, SampledSource(sampler), config, out, lambda *_: None)
         return dict(model.state_dict())

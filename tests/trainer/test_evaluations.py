@@ -27,7 +27,7 @@ from repl_rl.trajectory.trajectory import Trajectory
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 from tests.trainer.test_grpo import TASKS
 
-SMALL = TrainerConfig(steps=5, prompts_per_step=2, group_size=3, warmup_steps=0, updates=2)
+SMALL = TrainerConfig(steps=5, prompts_per_step=2, group_size=3, warmup_steps=0, num_iterations=2)
 
 
 class Watched:
@@ -69,7 +69,7 @@ def test_the_training_is_the_same_and_weights_travel_once_a_step(tmp_path: Path)
 
 
 def test_an_evaluation_is_of_the_policy_after_its_step_and_its_figures_are_in_that_steps_row(tmp_path: Path) -> None:
-    config = replace(SMALL, save_every=2)
+    config = replace(SMALL, save_steps=2)
     _, watched, rows = trained(tmp_path, {2: 0.1, 4: 0.3}, 2, config)
     for step, weights in watched.weights.items():
         saved = load_file(tmp_path / f"checkpoint-{2 * step}" / "model.safetensors")
@@ -190,5 +190,5 @@ def test_what_leaves_nothing_to_train_on_or_is_never_made_is_refused(tmp_path: P
     same = questions(tmp_path / "tasks.jsonl", "a", "b")
     with pytest.raises(ConfigError, match=r"validation is '.*tasks.jsonl'; every question of `tasks` is in it"):
         TrainConfig(tasks=same, validation=same).split_tasks()
-    with pytest.raises(ConfigError, match="eval_every is 7; training takes 6 steps"):
-        TrainConfig(eval_every=7, trainer=TrainerConfig(steps=6))
+    with pytest.raises(ConfigError, match="eval_steps is 7; training takes 6 steps"):
+        TrainConfig(eval_steps=7, trainer=TrainerConfig(steps=6))

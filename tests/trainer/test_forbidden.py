@@ -106,7 +106,7 @@ def test_a_training_run_has_no_gap_and_moves_no_forbidden_row(fast: bool, tmp_pa
         tiny_tokenizer(),
         TASKS,
         source,
-        replace(SMALL, fast=fast),
+        replace(SMALL, fast_logprobs=fast),
         tmp_path,
         lambda record, _: seen.append(record),
     )
@@ -124,7 +124,7 @@ def test_trls_own_pass_gives_the_gradients_of_the_fast_one(tmp_path: Path) -> No
     for fast in (True, False):
         model = tiny_model()
         source = SampledSource(copy.deepcopy(model), forbidden_ids=FORBIDDEN)
-        trainer = make(model, source, replace(SMALL, steps=1, fast=fast), tmp_path / str(fast))
+        trainer = make(model, source, replace(SMALL, steps=1, fast_logprobs=fast), tmp_path / str(fast))
         kept = Gradients(model)
         trainer.add_callback(kept)
         trainer.train()
@@ -148,7 +148,7 @@ def test_no_checkpoint_holds_the_mask(rank: int, tmp_path: Path) -> None:
     model = tiny_model()
     names = set(model.state_dict())
     source = SampledSource(copy.deepcopy(model), forbidden_ids=FORBIDDEN)
-    config = replace(SMALL, steps=1, save_every=0 if rank else 1, lora_rank=rank)
+    config = replace(SMALL, steps=1, save_steps=0 if rank else 1, lora_rank=rank)
     final = run_training(model, tiny_tokenizer(), TASKS, source, config, tmp_path, lambda *_: None)
     files = [final / "model.safetensors", *tmp_path.glob("checkpoint-*/model.safetensors")]
     assert len(files) == (1 if rank else 2)
@@ -163,7 +163,9 @@ def test_no_checkpoint_holds_the_mask(rank: int, tmp_path: Path) -> None:
 def test_an_output_layer_with_a_bias_is_refused_in_one_line() -> None:
     model = tiny_model()
     model.lm_head = torch.nn.Linear(32, VOCAB)
-    with pytest.raises(ConfigError, match=r"overshoot forbid with an output layer is 'Linear'; .*--overshoot carry"):
+    with pytest.raises(
+        ConfigError, match=r"newline_tokens forbid with an output layer is 'Linear'; .*--newline-tokens carry"
+    ):
         forbid_ids(model, FORBIDDEN)
 
 

@@ -121,7 +121,11 @@ def test_a_run_that_cannot_fit_is_refused_with_what_it_takes_and_the_page_shows_
 
 @pytest.mark.parametrize(("engine", "config", "options"), [
     (Vllm(), TrainerConfig(lora_rank=4), "--vllm.sleep, a smaller --vllm.kv-cache-gib, a smaller model"),
-    (Vllm(), TrainerConfig(ahead=1), "a smaller --vllm.kv-cache-gib, --trainer.lora-rank, a smaller model"),
+    (
+        Vllm(),
+        TrainerConfig(max_staleness_steps=1),
+        "a smaller --vllm.kv-cache-gib, --trainer.lora-rank, a smaller model",
+    ),
     ("transformers", TrainerConfig(), "--trainer.lora-rank, a smaller model"),
 ])  # fmt: skip
 def test_only_options_that_go_with_the_run_are_named(engine: Vllm | str, config: TrainerConfig, options: str) -> None:

@@ -170,13 +170,13 @@ def test_a_curriculum_draws_the_others_and_hears_of_what_was_thrown_away() -> No
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ("refill(most=0)", r"most of trainer\.groups refill is 0; give at least 1"),
-    ("refil", r"trainer\.groups is 'refil'; choose one of refill, window"),
-    ("refill(share=0.5)", r"option share of trainer\.groups refill is 0\.5; its options are most"),
+    ("dynamic_sampling(max_rounds=0)", r"max_rounds of trainer\.group_sampling dynamic_sampling is 0; give at least 1"),
+    ("refil", r"trainer\.group_sampling is 'refil'; choose one of dynamic_sampling, fifo_window"),
+    ("dynamic_sampling(speed=0.5)", r"option speed of .* dynamic_sampling is 0\.5; its options are max_rounds"),
 ])  # fmt: skip
 def test_a_plan_that_there_is_not_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        TrainerConfig(groups=text)
+        TrainerConfig(group_sampling=text)
 
 
 def test_the_trainer_learns_from_the_others_alone_and_tells_what_it_threw_away(tmp_path: Path) -> None:
@@ -192,7 +192,9 @@ def test_the_trainer_learns_from_the_others_alone_and_tells_what_it_threw_away(t
         learned.append({t.task_id for t in trajectories})
         rows.append(record.metrics)
 
-    config = TrainerConfig(steps=3, prompts_per_step=4, group_size=2, warmup_steps=0, groups="refill(most=9)")
+    config = TrainerConfig(
+        steps=3, prompts_per_step=4, group_size=2, warmup_steps=0, group_sampling="dynamic_sampling(max_rounds=9)"
+    )
     model = tiny_model()
     run_training(model, tiny_tokenizer(), IDS, Dull(tiny_model()), config, tmp_path, on_step)
     assert all(not tasks & {*IDS[:6]} and len(tasks) == 4 for tasks in learned)

@@ -38,7 +38,9 @@ from tests.trainer.policies import (
 )
 
 TASKS = [f"task {i}" for i in range(8)]
-SMALL = TrainerConfig(steps=3, prompts_per_step=3, group_size=4, warmup_steps=0, estimator="outcome", fast=False)
+SMALL = TrainerConfig(
+    steps=3, prompts_per_step=3, group_size=4, warmup_steps=0, estimator="outcome", fast_logprobs=False
+)
 
 
 class Gradients(TrainerCallback):
@@ -75,8 +77,8 @@ def make(
         credit=credit or build_credit_config(config),
         tolerance=config.compute_logprob_tolerance(),
         weights=weights,
-        fast=config.fast,
-        importance=config.importance,
+        fast=config.fast_logprobs,
+        importance=config.importance_sampling,
     )
 
 
@@ -125,7 +127,7 @@ def trl_alone(
 def test_with_outcome_credit_losses_gradients_and_weights_equal_trl_bit_for_bit(
     loss: str, micro_batch: int, tmp_path: Path
 ) -> None:
-    config = replace(SMALL, loss=loss, micro_batch=micro_batch)
+    config = replace(SMALL, loss=loss, per_device_batch_size=micro_batch)
     start = tiny_model()
     source = SampledSource(copy.deepcopy(start), faulty=frozenset({5}))
     ours, theirs = copy.deepcopy(start), copy.deepcopy(start)
@@ -170,11 +172,13 @@ def with_logprobs(t: Trajectory, logprobs_T: list[float]) -> Trajectory:
 @pytest.mark.parametrize("micro_batch", [0, 4])
 @pytest.mark.parametrize("estimator_name", ["outcome", "two_stream"])
 def test_the_fast_path_has_the_same_loss_and_gradients(micro_batch: int, estimator_name: str, tmp_path: Path) -> None:
-    config = replace(SMALL, steps=2, micro_batch=micro_batch, estimator=estimator_name)
+    config = replace(SMALL, steps=2, per_device_batch_size=micro_batch, estimator=estimator_name)
     start = tiny_model()
     source = SampledSource(copy.deepcopy(start), faulty=frozenset({0, 1, 2, 3, 6}))
     slow = run(make(copy.deepcopy(start), source, config, tmp_path / "slow"))
-    fast = run(make(copy.deepcopy(start), ReplayedSource(source.steps), replace(config, fast=True), tmp_path / "fast"))
+    fast = run(
+        make(copy.deepcopy(start), ReplayedSource(source.steps), replace(config, fast_logprobs=True), tmp_path / "fast")
+    )
     for a, b in zip(fast.steps, slow.steps, strict=True):
         for name in b:
             torch.testing.assert_close(a[name], b[name], rtol=1e-4, atol=1e-6)
@@ -190,7 +194,7 @@ def test_the_gradient_is_exactly_zero_at_observed_tokens_and_reaches_the_end_tok
 ) -> None:
     model = tiny_model()
     source = SampledSource(copy.deepcopy(model), seed=3)
-    trainer = make(model, source, replace(SMALL, steps=1, estimator="two_stream", fast=fast, kl=kl), tmp_path)
+    trainer = make(model, source, replace(SMALL, steps=1, estimator="two_stream", fast_logprobs=fast, kl=kl), tmp_path)
     if kl:
         # The reference was copied; from here on the policy is another one, and the sampler takes its weights.
         model.load_state_dict(tiny_model(seed=1).state_dict())
@@ -227,7 +231,7 @@ def test_a_rollout_that_teaches_nothing_is_held_to_its_sampler_all_the_same(tmp_
     model = tiny_model()
     # The fourth rollout is alone in its group: it has no advantage.
     source = SampledSource(copy.deepcopy(model), faulty=frozenset({0, 1, 2}))
-    trainer = make(model, source, replace(SMALL, steps=1, fast=True), tmp_path)
+    trainer = make(model, source, replace(SMALL, steps=1, fast_logprobs=True), tmp_path)
     run(trainer)
     alone = source.steps[0][3]
     assert alone.trainable
@@ -240,7 +244,7 @@ def test_a_rollout_that_teaches_nothing_is_held_to_its_sampler_all_the_same(tmp_
 def test_only_sampled_tokens_are_scored_and_a_rollout_without_an_advantage_has_no_graph(tmp_path: Path) -> None:
     model = tiny_model()
     source = SampledSource(copy.deepcopy(model), faulty=frozenset({0, 1, 2}))
-    trainer = make(model, source, replace(SMALL, steps=1, fast=True), tmp_path)
+    trainer = make(model, source, replace(SMALL, steps=1, fast_logprobs=True), tmp_path)
     asked: list[tuple[int, bool]] = []
     original = model.forward
 
@@ -271,7 +275,7 @@ def token_gradients(group: Sequence[Trajectory], config: TrainerConfig, out: Pat
 
     The model is left out: every token has log probability -1, whatever its context.
     """
-    config = replace(config, steps=1, prompts_per_step=1, group_size=len(group), fast=False)
+    config = replace(config, steps=1, prompts_per_step=1, group_size=len(group), fast_logprobs=False)
     trainer = make(tiny_model(), ReplayedSource([group]), config, out, [group[0].task_id])
     free = torch.full((len(group), max(len(t.completion_ids) for t in group)), -1.0, requires_grad=True)
 
@@ -346,7 +350,7 @@ def test_changing_one_lines_reward_changes_the_gradient_of_that_line_only(tmp_pa
 def test_training_stops_when_the_sampler_ignores_new_weights(fast: bool, tmp_path: Path) -> None:
     model = tiny_model()
     source = SampledSource(copy.deepcopy(model), deaf=True)
-    trainer = make(model, source, replace(SMALL, fast=fast), tmp_path)
+    trainer = make(model, source, replace(SMALL, fast_logprobs=fast), tmp_path)
     with pytest.raises(WeightSyncError, match=r"policy step 1: .* nats .* tolerance is 0\.001; .*stale") as caught:
         run(trainer)
     assert trainer.state.global_step == 1, "no optimizer step may use the rollouts of a stale policy"
@@ -372,7 +376,7 @@ def test_a_policy_whose_log_probabilities_are_no_numbers_stops_the_training(fast
     with torch.no_grad():
         next(model.parameters()).fill_(float("nan"))
     with pytest.raises(WeightSyncError, match="policy step 0: a sampled log probability is nan nats"):
-        run(make(model, source, replace(SMALL, fast=fast), tmp_path))
+        run(make(model, source, replace(SMALL, fast_logprobs=fast), tmp_path))
 
 
 def test_a_rollout_of_another_policy_step_or_task_is_refused(tmp_path: Path) -> None:
@@ -382,7 +386,7 @@ def test_a_rollout_of_another_policy_step_or_task_is_refused(tmp_path: Path) -> 
     with pytest.raises(WeightSyncError, match="is for policy step 4 while the trainer is at 0"):
         run(make(model, ReplayedSource([batch]), config, tmp_path, ["task 0"]))
     old = [trajectory_of(prompt_of("task 0"), [((9, 2), ())], [-1.0, -1.0], i) for i in range(2)]
-    loose = replace(config, importance="token_truncate(tolerance=99.0)")
+    loose = replace(config, importance_sampling="token_truncate(tolerance=99.0)")
     with pytest.raises(WeightSyncError, match="is for policy step 0 while the trainer is at 1"):
         run(make(model, ReplayedSource([old, old]), loose, tmp_path, ["task 0"]))
     with pytest.raises(InvariantError, match="gave tasks"):
@@ -395,7 +399,9 @@ def test_whether_a_rollout_was_cut_is_its_recorded_stop_not_its_last_id(tmp_path
         replace(trajectory_of(prompt_of("task 0"), [((9 + i, 2), ())], [0.0, 0.0], i), stop=stop)
         for i, stop in enumerate(stops)
     ]
-    config = replace(SMALL, steps=1, prompts_per_step=1, group_size=4, importance="token_truncate(tolerance=99.0)")
+    config = replace(
+        SMALL, steps=1, prompts_per_step=1, group_size=4, importance_sampling="token_truncate(tolerance=99.0)"
+    )
     logs = run(make(tiny_model(), ReplayedSource([batch]), config, tmp_path, ["task 0"])).logs
     assert logs[0]["completions/clipped_ratio"] == 0.5
     assert logs[0]["completions/mean_terminated_length"] == 2.0
@@ -407,7 +413,14 @@ def test_a_step_of_nothing_but_faults_changes_no_weight(micro_batch: int, tmp_pa
         model = tiny_model()
         before = copy.deepcopy(model)
         source = SampledSource(copy.deepcopy(model), faulty=frozenset(range(12)))
-        run(make(model, source, replace(SMALL, steps=1, micro_batch=micro_batch, fast=fast), tmp_path / str(fast)))
+        run(
+            make(
+                model,
+                source,
+                replace(SMALL, steps=1, per_device_batch_size=micro_batch, fast_logprobs=fast),
+                tmp_path / str(fast),
+            )
+        )
         assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before.parameters(), strict=True))
 
 
@@ -416,7 +429,7 @@ def test_a_micro_batch_in_which_nothing_is_to_be_learned_leaves_the_others_their
     for fast in (False, True):
         model = tiny_model()
         source = SampledSource(copy.deepcopy(model), faulty=frozenset(range(2, 12)))
-        config = replace(SMALL, steps=1, micro_batch=2, fast=fast)
+        config = replace(SMALL, steps=1, per_device_batch_size=2, fast_logprobs=fast)
         found += run(make(model, source, config, tmp_path / str(fast))).steps
     plain, fast_path = found
     assert any(gradient.any() for gradient in plain.values())
@@ -453,7 +466,9 @@ def test_ratios_are_cut_or_masked_above_the_cap_that_was_chosen(importance: str,
     batch = [trajectory_of(prompt, skeleton, logprobs, number) for number in range(2)]
     used = []
     for cap in (3.0, 5.0):
-        config = replace(SMALL, prompts_per_step=1, group_size=2, importance=f"{importance}(cap={cap}, tolerance=9.0)")
+        config = replace(
+            SMALL, prompts_per_step=1, group_size=2, importance_sampling=f"{importance}(cap={cap}, tolerance=9.0)"
+        )
         trainer = make(copy.deepcopy(start), ReplayedSource([batch]), config, tmp_path / str(cap))
         trainer.model.train()
         ratio = trainer._prepare_inputs([{"prompt": "task 0"}] * 2)["importance_sampling_ratio"]
@@ -468,7 +483,7 @@ def test_without_a_correction_every_ratio_counts_as_one_and_how_many_did_by_them
     moved = [math.log(2), math.log(3), -math.log(4)]
     logprobs = [p + by for p, by in zip(logprobs_of(start, prompt, skeleton), moved, strict=True)]
     batch = [trajectory_of(prompt, skeleton, logprobs, number) for number in range(2)]
-    config = replace(SMALL, prompts_per_step=1, group_size=2, importance="none(tolerance=9.0)")
+    config = replace(SMALL, prompts_per_step=1, group_size=2, importance_sampling="none(tolerance=9.0)")
     trainer = make(copy.deepcopy(start), ReplayedSource([batch]), config, tmp_path)
     trainer.model.train()
     assert trainer._prepare_inputs([{"prompt": "task 0"}] * 2)["importance_sampling_ratio"].tolist() == [[1.0] * 3] * 2
@@ -483,7 +498,7 @@ def test_a_band_leaves_out_what_is_far_on_either_side(tmp_path: Path) -> None:
     batch = [trajectory_of(prompt, skeleton, logprobs, number) for number in range(2)]
     used: list[list[float]] = []
     for importance in ("token_band(low=0.6, tolerance=9.0)", "token_band(low=0.4, cap=5.0, tolerance=9.0)"):
-        config = replace(SMALL, prompts_per_step=1, group_size=2, importance=importance)
+        config = replace(SMALL, prompts_per_step=1, group_size=2, importance_sampling=importance)
         trainer = make(copy.deepcopy(start), ReplayedSource([batch]), config, tmp_path / str(len(used)))
         trainer.model.train()
         used.append(trainer._prepare_inputs([{"prompt": "task 0"}] * 2)["importance_sampling_ratio"][0].tolist())
@@ -510,7 +525,7 @@ def test_a_correction_by_line_or_sequence_reaches_the_loss(importance: str, tmp_
         trainer = make(
             copy.deepcopy(start),
             ReplayedSource([batch]),
-            replace(config, importance=f"{name}(cap=8.0, tolerance=9.0)"),
+            replace(config, importance_sampling=f"{name}(cap=8.0, tolerance=9.0)"),
             tmp_path,
         )
         trainer.model.train()

@@ -67,7 +67,7 @@ def trained(out: Path, steps: int, functions: str) -> Seen:
         rollout=RolloutLimits(max_lines=4),
     )
     # At the bundled rate it soon writes lines without end, after which nothing is asked.
-    config = TrainerConfig(steps=steps, prompts_per_step=2, group_size=4, micro_batch=4, learning_rate=1e-5)
+    config = TrainerConfig(steps=steps, prompts_per_step=2, group_size=4, per_device_batch_size=4, learning_rate=1e-5)
     grpo.__dict__["build_token_columns"] = kept
     try:
         train(world, config, out=out, train_tasks=32, on_step=on_step)

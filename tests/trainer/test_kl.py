@@ -77,7 +77,7 @@ def test_gradients_are_those_of_the_formula_over_all_logits(kind: str, fast: boo
     start = tiny_model()
     model = add_adapters(copy.deepcopy(start), rank, seed=0) if rank else copy.deepcopy(start)
     source = SampledSource(copy.deepcopy(start), faulty=frozenset({1}), forbidden_ids=FORBIDDEN)
-    trainer = make(model, source, replace(SMALL, kl=f"{kind}(beta={BETA})", fast=fast), tmp_path)
+    trainer = make(model, source, replace(SMALL, kl=f"{kind}(beta={BETA})", fast_logprobs=fast), tmp_path)
     moved(model)
     ours = add_adapters(copy.deepcopy(start), rank, seed=0) if rank else copy.deepcopy(start)
     ours.load_state_dict(model.state_dict())
@@ -120,7 +120,7 @@ def test_a_policy_that_has_nothing_to_learn_is_drawn_back_to_where_it_began(tmp_
     again = ReplayedSource([[at_step(t, step) for t in played] for step in range(4)])
     config = replace(
         SMALL, steps=4, prompts_per_step=1, kl="k3(beta=1.0)", optimizer="sgd", learning_rate=0.01,
-        schedule="constant", importance="token_truncate(tolerance=99.0)",
+        lr_scheduler="constant", importance_sampling="token_truncate(tolerance=99.0)",
     )  # fmt: skip
     trainer = make(model, again, config, tmp_path, ["task 0"])
     start = copy.deepcopy(trainer.ref_model.state_dict())
@@ -136,7 +136,7 @@ def test_the_record_of_a_step_tells_how_far_the_policy_is(tmp_path: Path) -> Non
         model = tiny_model()
         seen: list[dict[str, float]] = []
         source = SampledSource(copy.deepcopy(model))
-        config = replace(SMALL, steps=2, learning_rate=3e-3, schedule="constant", kl=kl)
+        config = replace(SMALL, steps=2, learning_rate=3e-3, lr_scheduler="constant", kl=kl)
         run_training(model, tiny_tokenizer(), TASKS, source, config, tmp_path / kl, lambda r, t: seen.append(r.metrics))
         return [row.get("kl") for row in seen]
 

@@ -83,9 +83,9 @@ def test_two_processes_train_from_the_command_line_and_go_on_bit_for_bit(how: Se
         "run",
         "--trainer.steps",
         str(STEPS),
-        "--states",
-        "within(seconds=0, keep=9)",
-        "--eval-every",
+        "--checkpoint",
+        "within(every_s=0, keep_last=9)",
+        "--eval-steps",
         "2",
     ]
     code, output, errors = done(tmp_path, how, *flags)

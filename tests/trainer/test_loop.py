@@ -63,7 +63,7 @@ def test_every_step_reports_its_record_and_its_own_trajectories(tmp_path: Path) 
 def test_checkpoints_are_loadable_and_come_every_so_many_steps_and_at_the_end(tmp_path: Path) -> None:
     model = tiny_model()
     source = SampledSource(copy.deepcopy(model))
-    run_training(model, tiny_tokenizer(), TASKS, source, replace(SMALL, steps=3, save_every=2), tmp_path, ignore)
+    run_training(model, tiny_tokenizer(), TASKS, source, replace(SMALL, steps=3, save_steps=2), tmp_path, ignore)
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == ["checkpoint-2", "checkpoint-3", "final"]
     AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-2")
 
@@ -124,17 +124,17 @@ def test_tied_weights_are_written_once_under_the_name_that_checkpoints_have(tmp_
     (lambda: replace(SMALL, group_size=1), "trainer.group_size is 1; a group needs at least 2"),
     (lambda: replace(SMALL, loss="luspo"), "trainer.loss is 'luspo'; choose one of grpo, bnpo, dr_grpo, dapo, cispo"),
     (lambda: replace(SMALL, loss="vespo"), "loss is 'vespo'"),
-    (lambda: replace(SMALL, micro_batch=4), "micro_batch is 4; it must divide"),
-    (lambda: replace(SMALL, mini_batches=4), "mini_batches is 4; it must divide"),
-    (lambda: replace(SMALL, mini_batches=2, micro_batch=2), "micro_batch is 2; it must divide each of 2 parts"),
+    (lambda: replace(SMALL, per_device_batch_size=4), "per_device_batch_size is 4; it must divide"),
+    (lambda: replace(SMALL, num_mini_batches=4), "num_mini_batches is 4; it must divide"),
+    (lambda: replace(SMALL, num_mini_batches=2, per_device_batch_size=2), "it must divide each of 2 parts"),
     (lambda: replace(SMALL, steps=0), "steps is 0; give at least 1"),
     (lambda: replace(SMALL, learning_rate=0.0), "learning_rate is 0.0; give a number above 0"),
-    (lambda: replace(SMALL, importance="line_mask(tolerance=0.0)"), "tolerance of trainer.importance line_mask is 0.0"),
-    (lambda: replace(SMALL, importance="token_mask(cap=0.5)"), "cap of trainer.importance token_mask is 0.5"),
+    (lambda: replace(SMALL, importance_sampling="line_mask(tolerance=0.0)"), "tolerance of .* line_mask is 0.0"),
+    (lambda: replace(SMALL, importance_sampling="token_mask(cap=0.5)"), "cap of .* token_mask is 0.5"),
     (lambda: replace(SMALL, line_rewards=("a:b",)), r"line_rewards with estimator 'outcome' is \('a:b',\)"),
     (lambda: replace(SMALL, potential="a:b"), "potential with estimator 'outcome' is 'a:b'"),
-    (lambda: replace(SMALL, fade_steps=9), "fade_steps with estimator 'outcome' is 9"),
-    (lambda: replace(SMALL, importance="word_mask"), "importance is 'word_mask'; choose one of"),
+    (lambda: replace(SMALL, anneal_steps=9), "anneal_steps with estimator 'outcome' is 9"),
+    (lambda: replace(SMALL, importance_sampling="word_mask"), "importance is 'word_mask'; choose one of"),
 ])  # fmt: skip
 def test_a_setting_out_of_range_is_refused_with_its_name_and_value(
     change: Callable[[], TrainerConfig], message: str
@@ -174,7 +174,7 @@ def shaping(t: Trajectory) -> list[float]:
 def test_shaping_is_reported_beside_the_outcome_and_fades(tmp_path: Path) -> None:
     model = tiny_model()
     seen: list[dict[str, float]] = []
-    config = replace(SMALL, estimator="two_stream", line_rewards=(f"{__name__}:shaping",), fade_steps=1)
+    config = replace(SMALL, estimator="two_stream", line_rewards=(f"{__name__}:shaping",), anneal_steps=1)
     source = SampledSource(copy.deepcopy(model))
     run_training(model, tiny_tokenizer(), TASKS, source, config, tmp_path, lambda r, t: seen.append(r.metrics))
     assert seen[0]["shaping_mean"] != 0.0

@@ -22,7 +22,7 @@ from tests.trainer.test_grpo import TASKS
 from tests.trainer.test_loop import ignore
 
 CONFIG = TrainerConfig(
-    steps=3, prompts_per_step=2, group_size=3, warmup_steps=0, learning_rate=0.02, lora_rank=4, save_every=3
+    steps=3, prompts_per_step=2, group_size=3, warmup_steps=0, learning_rate=0.02, lora_rank=4, save_steps=3
 )
 
 
@@ -32,7 +32,7 @@ def test_the_sampler_gets_merged_weights_and_the_final_folder_holds_them(
 ) -> None:
     start = tiny_model()
     source = SampledSource(copy.deepcopy(start))
-    config = replace(CONFIG, fast=fast, checkpointing=checkpointing)
+    config = replace(CONFIG, fast_logprobs=fast, gradient_checkpointing=checkpointing)
     seen: list[StepRecord] = []
     model = copy.deepcopy(start)
     final = run_training(model, tiny_tokenizer(), TASKS, source, config, tmp_path, lambda r, t: seen.append(r))
@@ -116,7 +116,7 @@ def test_checkpointing_gives_the_same_weights(tmp_path: Path) -> None:
     trained = []
     for checkpointing in (False, True):
         model = copy.deepcopy(start)
-        config = replace(CONFIG, lora_rank=0, steps=1, save_every=0, checkpointing=checkpointing)
+        config = replace(CONFIG, lora_rank=0, steps=1, save_steps=0, gradient_checkpointing=checkpointing)
         calls = 0
 
         def count(*_: object) -> None:

@@ -40,7 +40,7 @@ class Keeping(SampledSource):
 def share_moved(dtype: str, folder: Path, out: Path) -> float:
     """Share of the weights that 50 steps of AdamW at 1e-6 change, from the policy in `folder`."""
     config = TrainerConfig(
-        steps=50, prompts_per_step=1, group_size=2, warmup_steps=0, learning_rate=1e-6, schedule="constant",
+        steps=50, prompts_per_step=1, group_size=2, warmup_steps=0, learning_rate=1e-6, lr_scheduler="constant",
         estimator="outcome", dtype="bfloat16" if dtype == "bfloat16" else "float32",
     )  # fmt: skip
     before = load_file(folder / "model.safetensors")
@@ -63,11 +63,11 @@ def test_as_many_weights_move_in_bfloat16_as_in_float32(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("updates", [1, 2])
 def test_the_fast_path_computes_in_bfloat16_and_has_the_gradients_of_trls(updates: int, tmp_path: Path) -> None:
-    config = replace(LOW, updates=updates, estimator="outcome", kl="k3", optimizer="sgd", learning_rate=0.05)
+    config = replace(LOW, num_iterations=updates, estimator="outcome", kl="k3", optimizer="sgd", learning_rate=0.05)
     start = tiny_model()
     # A rollout without an advantage is scored before the others, without a graph.
     source = SampledSource(copy.deepcopy(start), faulty=frozenset({0, 1}))
-    slow = run(make(copy.deepcopy(start), source, replace(config, fast=False), tmp_path / "slow"))
+    slow = run(make(copy.deepcopy(start), source, replace(config, fast_logprobs=False), tmp_path / "slow"))
     model = copy.deepcopy(start)
     formats: set[torch.dtype] = set()
 
@@ -174,7 +174,10 @@ def test_how_far_apart_both_may_be_follows_from_both_number_formats() -> None:
         1.0,
     ]
     assert [low.compute_logprob_tolerance(asked) for asked in ("auto", "float32", "bfloat16")] == [1.0, 1.0, 1.0]
-    assert TrainerConfig(importance="token_truncate(tolerance=0.25)").compute_logprob_tolerance("bfloat16") == 0.25
+    assert (
+        TrainerConfig(importance_sampling="token_truncate(tolerance=0.25)").compute_logprob_tolerance("bfloat16")
+        == 0.25
+    )
     assert adapt_to_trainer(RolloutConfig(), exact).dtype == "float32"
     assert adapt_to_trainer(RolloutConfig(dtype="float16"), exact).dtype == "float16"
     assert adapt_to_trainer(RolloutConfig(), low).dtype == "auto"

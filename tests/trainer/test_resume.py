@@ -149,9 +149,9 @@ def check_alike(run: Path, whole: Path) -> None:
 
 WAYS = {
     "plain": (PLAIN, False),
-    "curriculum": (replace(PLAIN, fast=False, fade_steps=4), True),
+    "curriculum": (replace(PLAIN, fast_logprobs=False, anneal_steps=4), True),
     "lora": (replace(PLAIN, lora_rank=2, kl="k3"), True),
-    "updates": (replace(PLAIN, updates=2, mini_batches=2, schedule="cosine"), False),
+    "updates": (replace(PLAIN, num_iterations=2, num_mini_batches=2, lr_scheduler="cosine"), False),
 }
 
 
@@ -187,10 +187,10 @@ def check_checkpoints_alike(run: Path, whole: Path, names: Sequence[str]) -> Non
 def test_a_run_with_checkpoints_is_gone_on_with_and_has_those_of_one_that_never_was_stopped(
     before: int, tmp_path: Path
 ) -> None:
-    config = replace(PLAIN, save_every=1, updates=2)
+    config = replace(PLAIN, save_steps=1, num_iterations=2)
     play(tmp_path / "whole", config)
     with pytest.raises(Stopped):  # a command may ask for checkpoints where the one before it did not
-        play(tmp_path / "stopped", replace(config, save_every=before), 3)
+        play(tmp_path / "stopped", replace(config, save_steps=before), 3)
     play(tmp_path / "stopped", config)
     check_alike(tmp_path / "stopped", tmp_path / "whole")
     names = [f"checkpoint-{2 * step}" for step in range(1, STEPS + 1)]
@@ -255,7 +255,7 @@ def test_a_step_whose_weights_have_moved_but_that_nobody_was_told_of_is_made_aga
 
 
 def test_tensorboard_has_each_figure_and_table_once_after_a_resume(tmp_path: Path) -> None:
-    config = replace(PLAIN, report_to=("tensorboard",), updates=2)
+    config = replace(PLAIN, report_to=("tensorboard",), num_iterations=2)
     with pytest.raises(Stopped):
         play(tmp_path, config, tell_stop=5)
     (list_states(tmp_path / "states")[-1] / DIGESTS).unlink()  # of step 4, whose points TensorBoard has
@@ -319,7 +319,7 @@ def test_as_many_states_are_kept_as_asked_for(tmp_path: Path) -> None:
 
 
 def test_steps_may_grow(tmp_path: Path) -> None:
-    constant = replace(PLAIN, schedule="constant", warmup_steps=0)
+    constant = replace(PLAIN, lr_scheduler="constant", warmup_steps=0)
     play(tmp_path / "whole", constant)
     play(tmp_path / "grown", replace(constant, steps=3))
     play(tmp_path / "grown", constant)
@@ -395,8 +395,8 @@ def test_saving_takes_no_more_than_its_share() -> None:
 def test_how_often_is_read_from_a_name_with_options() -> None:
     assert parse_checkpoint_schedule("never") is None
     assert parse_checkpoint_schedule("within") == CheckpointSchedule()
-    assert parse_checkpoint_schedule("within(seconds=5, keep=3)") == CheckpointSchedule(5, keep_last=3)
-    for wrong in ("hourly", "within(seconds=-1)", "within(keep=0)", "never(keep=1)", "within(share=2)"):
+    assert parse_checkpoint_schedule("within(every_s=5, keep_last=3)") == CheckpointSchedule(5, keep_last=3)
+    for wrong in ("hourly", "within(every_s=-1)", "within(keep_last=0)", "never(keep=1)", "within(max_time_share=2)"):
         with pytest.raises(ConfigError):
             parse_checkpoint_schedule(wrong)
 

@@ -17,7 +17,7 @@ from repl_rl.trajectory.trajectory import Trajectory
 from tests.trainer.policies import SampledSource, tiny_model
 from tests.trainer.test_grpo import SMALL, make, run
 
-CONFIG = replace(SMALL, estimator="two_stream", fast=True)
+CONFIG = replace(SMALL, estimator="two_stream", fast_logprobs=True)
 release = threading.Event()
 
 

@@ -218,9 +218,9 @@ COMPOSED = {
     "adapters": replace(CONFIG, lora_rank=4),
     "reference": replace(CONFIG, kl="k3(beta=0.1)"),
     "reference of adapters": replace(CONFIG, kl="k3(beta=0.1)", lora_rank=4),
-    "ratios of lines, two updates": replace(CONFIG, importance="line_truncate", updates=2),
-    "parts and passes": replace(CONFIG, mini_batches=2, micro_batch=1, estimator="process"),
-    "checkpointing": replace(CONFIG, checkpointing=True),
+    "ratios of lines, two updates": replace(CONFIG, importance_sampling="line_truncate", num_iterations=2),
+    "parts and passes": replace(CONFIG, num_mini_batches=2, per_device_batch_size=1, estimator="process"),
+    "checkpointing": replace(CONFIG, gradient_checkpointing=True),
 }
 
 
@@ -237,7 +237,7 @@ def trained(out: Path, config: TrainerConfig) -> tuple[dict[str, Tensor], list[S
 def test_training_with_shared_prefixes_comes_to_the_same_weights_and_figures(kind: str, tmp_path: Path) -> None:
     config = COMPOSED[kind]
     ours, records, said = trained(tmp_path / "auto", config)
-    theirs, plain, _ = trained(tmp_path / "off", replace(config, shared_prefixes="off"))
+    theirs, plain, _ = trained(tmp_path / "off", replace(config, prefix_sharing="off"))
     assert said == []
     for name, weight in theirs.items():
         torch.testing.assert_close(ours[name], weight, rtol=0, atol=1e-5)
@@ -256,7 +256,7 @@ def test_a_run_whose_model_does_not_fit_says_so_and_learns_as_without(tmp_path: 
         source = SampledSource(copy.deepcopy(model))
         said: list[str] = []
         config = replace(CONFIG, steps=1)
-        config = config if setting == "auto" else replace(config, shared_prefixes="off")
+        config = config if setting == "auto" else replace(config, prefix_sharing="off")
         run_training(
             model, tiny_tokenizer(), TASKS, source, config, tmp_path / setting, lambda *_: None, tell=said.append
         )

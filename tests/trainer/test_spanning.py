@@ -44,7 +44,9 @@ class Enough(Exception):
 
 
 def config_of(steps: int) -> TrainerConfig:
-    return TrainerConfig(steps=steps, prompts_per_step=4, group_size=4, warmup_steps=0, learning_rate=5e-4, ahead=3)
+    return TrainerConfig(
+        steps=steps, prompts_per_step=4, group_size=4, warmup_steps=0, learning_rate=5e-4, max_staleness_steps=3
+    )
 
 
 def spanning(rollouts: Sequence[Trajectory]) -> list[Trajectory]:

@@ -63,8 +63,8 @@ def test_every_weight_changes_when_two_of_three_rollouts_call_a_tool(tmp_path: P
         credit=CreditConfig(load_estimator(config.estimator), config.rewards),
         tolerance=config.compute_logprob_tolerance(),
         weights=tmp_path / "weights",
-        fast=config.fast,
-        importance=config.importance,
+        fast=config.fast_logprobs,
+        importance=config.importance_sampling,
     )
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     trainer.train()

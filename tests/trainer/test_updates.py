@@ -18,14 +18,14 @@ from repl_rl.trajectory.trajectory import Trajectory
 from tests.trainer.policies import ReplayedSource, SampledSource, tiny_model, tiny_tokenizer
 from tests.trainer.test_grpo import SMALL, TASKS, make, run, trl_alone
 
-MANY = replace(SMALL, steps=2, updates=2, mini_batches=2, learning_rate=3e-3)
+MANY = replace(SMALL, steps=2, num_iterations=2, num_mini_batches=2, learning_rate=3e-3)
 """Four optimizer steps of each batch."""
 
 
 @pytest.mark.parametrize("loss", ["dapo(clip_high=0.05)", "grpo", "cispo", "sapo"])
 @pytest.mark.parametrize("micro_batch", [0, 2])
 def test_losses_gradients_and_weights_equal_trl_bit_for_bit(loss: str, micro_batch: int, tmp_path: Path) -> None:
-    config = replace(MANY, loss=loss, micro_batch=micro_batch)
+    config = replace(MANY, loss=loss, per_device_batch_size=micro_batch)
     start = tiny_model()
     source = SampledSource(copy.deepcopy(start), faulty=frozenset({5}))
     ours, theirs = copy.deepcopy(start), copy.deepcopy(start)
@@ -42,14 +42,14 @@ def test_losses_gradients_and_weights_equal_trl_bit_for_bit(loss: str, micro_bat
 def test_the_fast_path_has_the_same_gradients_in_every_update(micro_batch: int, kl: str, tmp_path: Path) -> None:
     # Plain descent: Adam would blow rounding up where a gradient is nearly 0.
     config = replace(
-        MANY, micro_batch=micro_batch, estimator="two_stream", kl=kl, loss="dapo(clip_low=0.02, clip_high=0.02)",
-        optimizer="sgd", learning_rate=0.1,
+        MANY, per_device_batch_size=micro_batch, estimator="two_stream", kl=kl,
+        loss="dapo(clip_low=0.02, clip_high=0.02)", optimizer="sgd", learning_rate=0.1,
     )  # fmt: skip
     start = tiny_model()
     source = SampledSource(copy.deepcopy(start), faulty=frozenset({0, 1, 2, 3, 6}))
     slow = run(make(copy.deepcopy(start), source, config, tmp_path / "slow"))
     again = ReplayedSource(source.steps, config.optimizer_steps_per_step)
-    fast = run(make(copy.deepcopy(start), again, replace(config, fast=True), tmp_path / "fast"))
+    fast = run(make(copy.deepcopy(start), again, replace(config, fast_logprobs=True), tmp_path / "fast"))
     assert len(fast.steps) == len(slow.steps) == 8
     assert slow.logs[0]["clip_ratio/region_mean"] > 0.01
     for a, b in zip(fast.steps, slow.steps, strict=True):
@@ -64,8 +64,8 @@ def test_clip_values_act_from_the_second_update_on(fast: bool, tmp_path: Path) -
         config = replace(
             SMALL,
             steps=1,
-            updates=updates,
-            fast=fast,
+            num_iterations=updates,
+            fast_logprobs=fast,
             learning_rate=3e-3,
             loss=f"dapo(clip_low={clip}, clip_high={clip})",
         )
@@ -81,7 +81,7 @@ def test_a_step_is_a_batch_and_the_policy_step_counts_optimizer_steps(tmp_path: 
     model = tiny_model()
     source = SampledSource(copy.deepcopy(model))
     seen: list[StepRecord] = []
-    config = replace(MANY, steps=3, save_every=2, fast=True)
+    config = replace(MANY, steps=3, save_steps=2, fast_logprobs=True)
 
     def on_step(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
         seen.append(record)
@@ -97,14 +97,14 @@ def test_a_step_is_a_batch_and_the_policy_step_counts_optimizer_steps(tmp_path: 
 
 
 def test_what_is_told_in_steps_is_told_to_trl_in_optimizer_steps(tmp_path: Path) -> None:
-    args = grpo_args(replace(MANY, steps=10, warmup_steps=3, save_every=5, micro_batch=3), tmp_path)
+    args = grpo_args(replace(MANY, steps=10, warmup_steps=3, save_steps=5, per_device_batch_size=3), tmp_path)
     assert (args.max_steps, args.warmup_steps, args.save_steps, args.logging_steps) == (40, 12, 20, 4)
     assert (args.num_iterations, args.steps_per_generation, args.gradient_accumulation_steps) == (2, 4, 2)
 
 
 def test_line_rewards_fade_by_steps_not_by_optimizer_steps(tmp_path: Path) -> None:
     model = tiny_model()
-    config = replace(MANY, estimator="two_stream", fade_steps=2)
+    config = replace(MANY, estimator="two_stream", anneal_steps=2)
     trainer = make(model, SampledSource(copy.deepcopy(model)), config, tmp_path)
     run(trainer)
     assert (trainer.steps_done, trainer.state.global_step) == (2, 8)
@@ -116,8 +116,9 @@ ONE = TrainerConfig(steps=1, prompts_per_step=3, group_size=4, warmup_steps=0)
 
 
 @pytest.mark.parametrize(("config", "kept"), [
-    (ONE, True), (replace(ONE, kl="k3"), True), (replace(ONE, micro_batch=4), False), (replace(ONE, updates=2), False),
-    (replace(ONE, mini_batches=2), False), (replace(ONE, checkpointing=True), False),
+    (ONE, True), (replace(ONE, kl="k3"), True), (replace(ONE, per_device_batch_size=4), False),
+    (replace(ONE, num_iterations=2), False),
+    (replace(ONE, num_mini_batches=2), False), (replace(ONE, gradient_checkpointing=True), False),
 ])  # fmt: skip
 def test_the_scoring_of_a_step_keeps_its_graph_only_where_it_serves_the_only_update(
     config: TrainerConfig, kept: bool, tmp_path: Path

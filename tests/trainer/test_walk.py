@@ -63,7 +63,7 @@ def test_a_line_enters_the_functions_that_the_page_names_in_its_order(tmp_path: 
         played = asyncio.run(rollouts.collect([TASK] * 4))
     assert played[0].lines[0].text == "print(6*7)\n"
     config = TrainerConfig(
-        steps=1, prompts_per_step=1, group_size=4, warmup_steps=0, importance="token_truncate(tolerance=99.0)"
+        steps=1, prompts_per_step=1, group_size=4, warmup_steps=0, importance_sampling="token_truncate(tolerance=99.0)"
     )
     trainer = make(tiny_model(vocab=500), ReplayedSource([played]), config, tmp_path, [TASK.id])
     with entered() as learning:

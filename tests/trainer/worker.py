@@ -53,7 +53,7 @@ def trained(fast: bool, out: Path) -> None:
         group_size=2,
         warmup_steps=0,
         estimator="two_stream",
-        fast=fast,
+        fast_logprobs=fast,
         # Plain descent: Adam would blow up the rounding of a gradient that is nearly 0, and what rounds differs.
         optimizer="sgd",
         learning_rate=0.1,
@@ -67,7 +67,7 @@ def trained(fast: bool, out: Path) -> None:
     source = SharedSource(copy.deepcopy(model))
     tasks = [Task(f"task {i}", f"{i}?", "1", family=f"odd/{i % 2}") for i in range(6)]
     # In one of the two ways a curriculum chooses: its draws must not depend on the number of processes either.
-    curriculum = Curriculum(tasks) if config.fast else None
+    curriculum = Curriculum(tasks) if config.fast_logprobs else None
     run_training(model, tiny_tokenizer(), [task.id for task in tasks], source, config, out, on_step, curriculum)
     if os.environ.get("RANK", "0") == "0":
         (out / "records.json").write_text(json.dumps(records))

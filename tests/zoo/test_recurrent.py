@@ -290,9 +290,9 @@ def test_such_a_model_trains_with_other_settings_of_the_update(
     """`fast = false` pads prompts on the left, with a mask."""
     config = TrainerConfig(steps=2, prompts_per_step=2, group_size=2, warmup_steps=0)
     config = {
-        "fast = false": replace(config, fast=False),
+        "fast = false": replace(config, fast_logprobs=False),
         "lora_rank": replace(config, lora_rank=4),
-        "checkpointing": replace(config, checkpointing=True),
+        "checkpointing": replace(config, gradient_checkpointing=True),
     }[change]
     gaps: list[float] = []
     train(

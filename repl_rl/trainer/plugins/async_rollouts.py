@@ -309,12 +309,16 @@ class AsyncGroups(GroupSampler):
         super().__init__(source, (), size, accelerator, curriculum=curriculum)
         if not isinstance(source, AsyncRolloutSource):
             raise ConfigError(
-                "trainer.ahead", "above 0", "this source of rollouts has no `start_rollouts`; leave it at 0"
+                "trainer.max_staleness_steps",
+                "above 0",
+                "this source of rollouts has no `start_rollouts`; leave it at 0",
             )
         self._share = plan.in_flight_share if isinstance(plan, FifoWindowOptions) else 0.0
         if self._share and not isinstance(source, WindowedRolloutSource):
             raise ConfigError(
-                "trainer.groups", "window", "this source of rollouts has no `wait_for_first_group`; leave it out"
+                "trainer.group_sampling",
+                "fifo_window",
+                "this source of rollouts has no `wait_for_first_group`; leave it out",
             )
         # TRL asks for the tasks of a step when it begins, so later steps need a preview of its order.
         self._schedule, self._optimizer_steps = schedule, optimizer_steps

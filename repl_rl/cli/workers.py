@@ -1,4 +1,4 @@
-"""`repl-rl fleet status RUN`: print the status of a run's rollout workers."""
+"""`repl-rl workers status RUN`: print the status of a run's rollout workers."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from repl_rl.settings.argument_parser import parse
 
 @dataclass(frozen=True)
 class WorkersStatusConfig:
-    """Print the nodes (rollout workers) of a run with `--fleet ray`: the status of each, and reasons for lost ones."""
+    """Print the rollout workers of a run with `--workers ray`: the status of each, and reasons for lost ones."""
 
     run: Positional[Path]
     """Run folder, such as runs/quickstart."""
@@ -26,11 +26,11 @@ def main(argv: Sequence[str]) -> int:
     """Run the command and return the exit code."""
     action, rest = (argv[0], argv[1:]) if argv else ("", argv)
     if action in ("-h", "--help"):
-        print("usage: repl-rl fleet status RUN")
+        print("usage: repl-rl workers status RUN")
         return 0
     if action != "status":
-        raise ConfigError("fleet action", action, "choose status")
-    _print_status(parse(WorkersStatusConfig, "fleet status", rest).run)
+        raise ConfigError("workers action", action, "choose status")
+    _print_status(parse(WorkersStatusConfig, "workers status", rest).run)
     return 0
 
 
@@ -38,7 +38,7 @@ def _print_status(run: Path) -> None:
     """Print the table of workers, the lost ones, and the place of the logs."""
     file = run / STATUS
     if not file.is_file():
-        remedy = "it has no fleet.json: give the folder of a run that plays, or has played, with --fleet ray"
+        remedy = "it has no fleet.json: give the folder of a run that plays, or has played, with --workers ray"
         raise ConfigError("run folder", str(run), remedy)
     said: Mapping[str, Sequence[Mapping[str, object]]] = json.loads(file.read_text(encoding="utf-8"))
     console = make_terminal()
