@@ -1,5 +1,6 @@
 """Old names of classes, members, arguments and settings, which `repl_rl.deprecations` accepts until 0.5.0."""
 
+from collections.abc import Mapping
 from types import MappingProxyType
 
 OLD_EXPORTS = MappingProxyType(
@@ -46,6 +47,49 @@ OLD_FUNCTIONS = MappingProxyType(
     }
 )
 """Module to the new name of each old function that users name in settings."""
+_RENAMED_FIELDS: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "repl_rl.trainer.config:TrainerConfig": {
+            "updates": "num_iterations",
+            "mini_batches": "num_mini_batches",
+            "micro_batch": "per_device_batch_size",
+            "schedule": "lr_scheduler",
+            "importance": "importance_sampling",
+            "ahead": "max_staleness_steps",
+            "groups": "group_sampling",
+            "fade_steps": "anneal_steps",
+            "fast": "fast_logprobs",
+            "shared_prefixes": "prefix_sharing",
+            "checkpointing": "gradient_checkpointing",
+            "save_every": "save_steps",
+        },
+        "repl_rl.engine.registry:Vllm": {
+            "threads": "cpu_threads",
+            "drive": "request_mode",
+        },
+        "repl_rl.ray.config:RayOptions": {
+            "nodes": "max_workers",
+            "gpus": "gpus_per_worker",
+            "simulate": "simulate_machines",
+            "patience_s": "startup_timeout_s",
+        },
+        "repl_rl.rollout.host_functions:HostLimits": {
+            "seconds": "timeout_s",
+            "calls": "max_calls",
+            "argument_bytes": "max_argument_bytes",
+            "answer_bytes": "max_answer_bytes",
+            "at_once": "max_concurrent",
+            "at_once_in_all": "max_concurrent_total",
+        },
+        "repl_rl.rollout.sampler_base:ReplSampler": {
+            "give_up_after": "max_error_streak",
+        },
+        "repl_rl.sft.select_rollouts:FinetuneConfig": {
+            "micro_batch": "per_device_batch_size",
+        },
+    }
+)
+"""Class of settings to the new name of each old field, which is an attribute and an argument."""
 OLD_MEMBERS = MappingProxyType(
     {
         "repl_rl.sft.select_rollouts:Selection": {"kept": "selected", "left_out": "rejected_counts"},
@@ -211,44 +255,7 @@ OLD_MEMBERS = MappingProxyType(
             "renderer": "load_renderer",
             "rollouts": "open_rollouts",
         },
-        "repl_rl.trainer.config:TrainerConfig": {
-            "updates": "num_iterations",
-            "mini_batches": "num_mini_batches",
-            "micro_batch": "per_device_batch_size",
-            "schedule": "lr_scheduler",
-            "importance": "importance_sampling",
-            "ahead": "max_staleness_steps",
-            "groups": "group_sampling",
-            "fade_steps": "anneal_steps",
-            "fast": "fast_logprobs",
-            "shared_prefixes": "prefix_sharing",
-            "checkpointing": "gradient_checkpointing",
-            "save_every": "save_steps",
-        },
-        "repl_rl.engine.registry:Vllm": {
-            "threads": "cpu_threads",
-            "drive": "request_mode",
-        },
-        "repl_rl.ray.config:RayOptions": {
-            "nodes": "max_workers",
-            "gpus": "gpus_per_worker",
-            "simulate": "simulate_machines",
-            "patience_s": "startup_timeout_s",
-        },
-        "repl_rl.rollout.host_functions:HostLimits": {
-            "seconds": "timeout_s",
-            "calls": "max_calls",
-            "argument_bytes": "max_argument_bytes",
-            "answer_bytes": "max_answer_bytes",
-            "at_once": "max_concurrent",
-            "at_once_in_all": "max_concurrent_total",
-        },
-        "repl_rl.rollout.sampler_base:ReplSampler": {
-            "give_up_after": "max_error_streak",
-        },
-        "repl_rl.sft.select_rollouts:FinetuneConfig": {
-            "micro_batch": "per_device_batch_size",
-        },
+        **_RENAMED_FIELDS,
     }
 )
 """Class, as `module:name`, to the new name of each old attribute or method."""
@@ -275,44 +282,7 @@ OLD_KEYWORDS = MappingProxyType(
             "seconds": "every_s",
             "share": "max_time_share",
         },
-        "repl_rl.trainer.config:TrainerConfig": {
-            "updates": "num_iterations",
-            "mini_batches": "num_mini_batches",
-            "micro_batch": "per_device_batch_size",
-            "schedule": "lr_scheduler",
-            "importance": "importance_sampling",
-            "ahead": "max_staleness_steps",
-            "groups": "group_sampling",
-            "fade_steps": "anneal_steps",
-            "fast": "fast_logprobs",
-            "shared_prefixes": "prefix_sharing",
-            "checkpointing": "gradient_checkpointing",
-            "save_every": "save_steps",
-        },
-        "repl_rl.engine.registry:Vllm": {
-            "threads": "cpu_threads",
-            "drive": "request_mode",
-        },
-        "repl_rl.ray.config:RayOptions": {
-            "nodes": "max_workers",
-            "gpus": "gpus_per_worker",
-            "simulate": "simulate_machines",
-            "patience_s": "startup_timeout_s",
-        },
-        "repl_rl.rollout.host_functions:HostLimits": {
-            "seconds": "timeout_s",
-            "calls": "max_calls",
-            "argument_bytes": "max_argument_bytes",
-            "answer_bytes": "max_answer_bytes",
-            "at_once": "max_concurrent",
-            "at_once_in_all": "max_concurrent_total",
-        },
-        "repl_rl.rollout.sampler_base:ReplSampler": {
-            "give_up_after": "max_error_streak",
-        },
-        "repl_rl.sft.select_rollouts:FinetuneConfig": {
-            "micro_batch": "per_device_batch_size",
-        },
+        **_RENAMED_FIELDS,
         "repl_rl.rollout_config:RolloutConfig": {
             "chat": "chat_template_kwargs",
             "bos": "add_bos_token",

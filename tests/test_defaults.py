@@ -336,6 +336,7 @@ def test_the_obvious_command_trains_another_model_with_its_defaults_and_goes_on_
     printed = capsys.readouterr().out
     assert printed.count("defaults for a pretrained model") == 1
     assert "a step samples 4 rollouts, about " in printed
+    assert "no held-out task is solved" in printed
     assert "step 1: sampling rollouts" in printed
     run = tmp_path / "runs" / "mine"
     found = dict(flatten(tomllib.loads((run / "config.toml").read_text())))

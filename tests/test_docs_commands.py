@@ -37,7 +37,7 @@ ELSEWHERE = {
     "repl-rl serve": "tests/serve/test_docs.py, until it is told to stop",
     "ray://": "tests/fleet/test_ray.py",
     "--workers ray": "tests/fleet/test_ray.py, where Ray has the machine to itself",
-    "fleet status": "tests/fleet/test_cli.py",
+    "workers status": "tests/fleet/test_cli.py",
     "--sampler.user http": "tests/samplers/test_simulated.py, with a server of its own",
     "--sandbox gateway": "tests/sandbox/test_gateway.py, on servers of its own",
     "--sandbox nodes": "tests/sandbox/test_nodes_ray.py, where Ray has the machine to itself",

@@ -180,7 +180,7 @@ def test_what_is_no_matter_of_the_disk_passes(tmp_path: Path) -> None:
 
 
 def test_a_run_is_replaced_or_gone_on_with_not_both(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="leave one of both out"):
+    with pytest.raises(ConfigError, match="exclude each other; give one"):
         RunFolder(tmp_path / "run", overwrite=True, resume=True)
     with pytest.raises(ConfigError, match="--resume to continue"):
         RunFolder(tmp_path, overwrite=False)

@@ -224,7 +224,7 @@ async def _branches(t: Trajectory, sandbox: Sandbox) -> None:
     absent = await branch(rollouts(sandbox, lines), get_branch_point(t, 1), TASK, 1)
     shown = [segment.text for b in (known, absent) if isinstance(segment := b.trajectories[0].segments[3], Observed)]
     assert shown[0] == "12\n>>> "
-    assert ": double() is known from a record only" in shown[1]
+    assert "double() is known from a record only" in shown[1]
     assert [b.trajectories[0].answer for b in (known, absent)] == ["6", "6"]
 
 

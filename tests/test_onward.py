@@ -1,6 +1,7 @@
 """The first minutes: what `repl-rl` says to do next. That it runs as it is printed: `test_printed_commands.py`."""
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,21 @@ import pytest
 from rich.console import Console
 
 from repl_rl.cli import VERBS, main
-from repl_rl.cli.next_steps import NextStep, print_steps, suggest_next_steps, suggest_resume
+from repl_rl.cli.next_steps import (
+    NextStep,
+    print_steps,
+    suggest_demonstrations,
+    suggest_next_steps,
+    suggest_resume,
+)
+from repl_rl.cli.sft import SftConfig
+from repl_rl.cli.train import TrainConfig
+from repl_rl.cli.transcripts import TranscriptsConfig
+from repl_rl.errors import ConfigError
 from repl_rl.runs.list_runs import read_run_info
+from repl_rl.settings.argument_parser import parse
 from repl_rl.utils.file_lock import lock_folder
+from repl_rl.utils.package_data import add_checkout_to_path
 
 
 @pytest.fixture
@@ -184,3 +197,19 @@ def test_a_command_is_never_wrapped(capsys: pytest.CaptureFixture[str], monkeypa
     print_steps(Console(), [NextStep("repl-rl view " + "x" * 80, "look"), NextStep("repl-rl [b]", "[i]")])
     shown = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in shown] == [["repl-rl", "view"], ["repl-rl", "[b]"]]
+
+
+def test_the_commands_for_demonstrations_are_accepted_and_hand_on_their_folders() -> None:
+    steps = [shlex.split(step.command) for step in suggest_demonstrations("my model", "my tasks.jsonl")]
+    assert [words[1] for words in steps] == ["transcripts", "sft", "train"]
+    made = parse(TranscriptsConfig, "transcripts", steps[0][2:])
+    learned = parse(SftConfig, "sft", steps[1][2:])
+    trained = parse(TrainConfig, "train", steps[2][2:])
+    assert (made.model, learned.model) == ("my model", "my model")
+    assert [str(path) for path in learned.data] == [str(made.out)]
+    assert (trained.model, trained.tasks) == (str(learned.out), "my tasks.jsonl")
+
+
+def test_benchmarks_are_refused_where_there_is_no_checkout(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="they are not installed; run this in a checkout"):
+        add_checkout_to_path(tmp_path)

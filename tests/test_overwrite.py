@@ -417,7 +417,7 @@ def test_a_link_to_a_folder_stands_for_that_folder(tmp_path: Path) -> None:
     inode = disk.stat().st_ino
     with (
         open_run(RunFolder(link, overwrite=True), "seed = 2\n", resume=False),
-        pytest.raises(ConfigError, match="at work"),
+        pytest.raises(ConfigError, match="another process is using it"),
     ):
         RunFolder(disk, overwrite=True)
     with open_run(RunFolder(link, overwrite=False, resume=True), "seed = 2\n", resume=True):

@@ -154,11 +154,11 @@ _SHOWN: MappingProxyType[Way, RolloutLimits] = MappingProxyType(
 _LONG: MappingProxyType[Way, RolloutLimits] = MappingProxyType({"lines": LONG_LIMITS, "fenced": _FENCED_LIMITS})
 
 
-def _drawn(families: Sequence[str], split: Split, count: int) -> tuple[Task, ...]:
+def _draw_tasks(families: Sequence[str], split: Split, count: int) -> tuple[Task, ...]:
     return generate(families or QUICKSTART, split, count, seed=0)
 
 
-def _drawn_long(families: Sequence[str], split: Split, count: int) -> tuple[Task, ...]:
+def _draw_long_tasks(families: Sequence[str], split: Split, count: int) -> tuple[Task, ...]:
     return long.tasks(split, count, seed=0)
 
 
@@ -167,7 +167,7 @@ class Beginning:
     """One starting point."""
 
     train_tasks: int = 4096
-    tasks: Drawn = _drawn
+    tasks: Drawn = _draw_tasks
     limits: Mapping[Way, RolloutLimits] = field(default_factory=lambda: _USUAL)
     context_tokens: int | None = None
     """Longest rollout with its prompt, tokens; None takes the policy's context length."""
@@ -179,7 +179,7 @@ BEGINNINGS: MappingProxyType[Start, Beginning] = MappingProxyType(
     {
         "bundled": Beginning(taught=frozenset({"fenced"})),
         "failing": Beginning(),
-        "slipping": Beginning(tasks=_drawn_long, limits=_LONG),
+        "slipping": Beginning(tasks=_draw_long_tasks, limits=_LONG),
         "shown": Beginning(train_tasks=1024, limits=_SHOWN, context_tokens=640),
     }
 )

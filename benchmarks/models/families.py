@@ -1,6 +1,6 @@
 """Train every family of the zoo on every engine; docs/models.md lists the outcome, results/models.md has all rows.
 
-    python -m benchmarks.models.families                     all of it, each engine in a process of its own
+    python -m benchmarks.models.families                     all engines, one process per engine
     python -m benchmarks.models.families --only NAME ...     those families on each engine; the other rows stay
     python -m benchmarks.models.families transformers NAME   one engine, its rows on standard output
 

@@ -15,7 +15,7 @@ from benchmarks.models.pretrained import FOLDER, minutes, percent, share
 from benchmarks.models.training import changed
 from repl_rl.cli.train import TrainConfig
 from repl_rl.settings.argument_parser import load_toml, read_table
-from repl_rl.settings.legacy import modern
+from repl_rl.settings.legacy import modern, rename_recorded
 
 PAGE = Block(RESULTS / "pretrained.md", "models/lora")
 SUMMARY = Block(ROOT / "docs" / "pretrained.md", "models/lora")
@@ -52,7 +52,11 @@ def block(kept: Report) -> str:
         "![learning curves](pretrained/lora.png)\n\n"
         "Settings that differ from the bundled policy's defaults:\n\n```toml\n"
     )
-    return text + "".join(f"{name} = {json.dumps(value)}\n" for name, value in kept["settings"].items()) + "```\n"
+    return (
+        text
+        + "".join(f"{name} = {json.dumps(value)}\n" for name, value in rename_recorded(kept["settings"]).items())
+        + "```\n"
+    )
 
 
 def summary(kept: Report) -> str:

@@ -19,7 +19,7 @@ from repl_rl.evaluation import wilson
 from repl_rl.runs.store import read_trajectories
 from repl_rl.settings.argument_parser import load_toml
 from repl_rl.settings.argument_parser import read_table as read_settings
-from repl_rl.settings.legacy import modern
+from repl_rl.settings.legacy import modern, rename_recorded
 from repl_rl.trajectory.trajectory import Trajectory
 
 RUN = Block(RESULTS / "pretrained.md", "models/pretrained")
@@ -63,7 +63,8 @@ def summary_block(folder: Path) -> str:
 
 def told(folder: Path) -> TrainConfig:
     """What the published run was told."""
-    return read_settings(TrainConfig, modern(load_toml(folder / "config.toml")), str(folder / "config.toml"))
+    file = folder / "config.toml"
+    return read_settings(TrainConfig, rename_recorded(modern(load_toml(file))), str(file))
 
 
 def table(summary: Figures, before: Figures) -> str:

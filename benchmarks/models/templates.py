@@ -90,7 +90,7 @@ class Row:
     kept: bool
     """Written again as a whole, the conversation begins as it was sampled; False: the template alters earlier turns."""
     arguments: tuple[str, ...]
-    """What `--chat-template-kwargs.KEY` can be."""
+    """Names that `--chat-template-kwargs.KEY` accepts."""
 
 
 def row(name: str) -> Row:

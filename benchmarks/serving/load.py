@@ -62,7 +62,7 @@ def run_load(config: LoadConfig, tell: Tell) -> dict[str, object]:
     """
     flags = ("--engine", config.engine, "--sandbox", config.sandbox, "--concurrency", str(config.concurrency))
     # One more place in the queue than conversations, for the client that disconnects.
-    bounds = ("--waiting", str(config.conversations + 1), "--conversations", str(config.conversations))
+    bounds = ("--max-waiting", str(config.conversations + 1), "--max-conversations", str(config.conversations))
     with Server((*flags, *bounds)) as server:
         try:
             found = asyncio.run(_Load(config, server, tell).measured())

@@ -39,6 +39,7 @@ _OPTIONS: Mapping[str, Mapping[str, str]] = {
     "repl": {"give_up_after": "max_error_streak"},
     "refill": {"most": "max_rounds"},
     "window": {"share": "in_flight_share"},
+    "within": {"seconds": "every_s", "keep": "keep_last", "share": "max_time_share"},
 }
 """Old name of a component to the new names of its options, which are numbers."""
 _log = logging.getLogger(__name__)
@@ -98,7 +99,7 @@ def _rename_texts(said: Mapping[str, object]) -> dict[str, object]:
     for key, value in said.items():
         if isinstance(value, Mapping):
             found[key] = _rename_texts(value)
-        elif isinstance(value, str) and key.rpartition(".")[2] in ("sampler", "group_sampling"):
+        elif isinstance(value, str) and key.rpartition(".")[2] in ("sampler", "group_sampling", "checkpoint"):
             found[key] = _rename_text(value)
         else:
             found[key] = value

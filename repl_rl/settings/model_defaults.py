@@ -56,7 +56,7 @@ class PretrainedDefault:
 
     @classmethod
     def on_cpu(cls, value: Scalar) -> "PretrainedDefault":
-        """Return a default for a machine without a GPU, where a step of the usual size takes most of an hour."""
+        """Return a default for a machine without a GPU, where usual sizes would take long."""
         return cls(f"{format_default(value)} without a GPU", lambda facts: None if facts.has_gpu() else value)
 
     @classmethod

@@ -23,13 +23,15 @@ def find_asset(name: str) -> Path:
     raise ConfigError("asset", name, "reinstall repl_rl, or run from a complete checkout")
 
 
-def add_checkout_to_path() -> None:
+def add_checkout_to_path(checkout: Path = _PACKAGE.parent) -> None:
     """Make `benchmarks` importable, which only a checkout has.
+
+    Args:
+        checkout: folder that holds the package.
 
     Raises:
         ConfigError: the package does not run from a checkout.
     """
-    checkout = _PACKAGE.parent
     if not (checkout / "benchmarks" / "cli.py").is_file():
         raise ConfigError("benchmarks", str(checkout), "they are not installed; run this in a checkout of repl_rl")
     # An editable install finds the package, but not its neighbors.

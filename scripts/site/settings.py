@@ -21,7 +21,7 @@ ACTIONS = {
     "sandbox build": "ImageBuildConfig",
     "sampler check": "SamplerCheckConfig",
     "kernel install": "InstallConfig",
-    "fleet status": "WorkersStatusConfig",
+    "workers status": "WorkersStatusConfig",
     "runs": "RunsConfig",
     "runs compare": "CompareConfig",
     "bench sandbox": "SandboxBenchConfig",

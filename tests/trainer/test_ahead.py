@@ -424,32 +424,33 @@ def test_a_run_with_a_window_that_is_gone_on_with_learns_from_each_group_once(st
 
 
 def test_a_window_where_nothing_is_ahead_or_that_a_source_knows_nothing_of_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"trainer\.groups without trainer\.ahead is 'window'.* set trainer\.ahead"):
+    message = r"trainer\.group_sampling without trainer\.max_staleness_steps is 'window'.* set trainer\.max_staleness"
+    with pytest.raises(ConfigError, match=message):
         replace(CONFIG, group_sampling="window", max_staleness_steps=0)
-    with pytest.raises(ConfigError, match=r"share of trainer\.groups window is 1\.5; .* at most 1"):
+    with pytest.raises(ConfigError, match=r"in_flight_share of trainer\.group_sampling .* is 1\.5; .* at most 1"):
         replace(CONFIG, group_sampling="fifo_window(in_flight_share=1.5)")
 
     class Blind(EarlySource):
         wait_for_first_group = None  # type: ignore[assignment]
 
     with pytest.raises(
-        ConfigError, match=r"trainer\.groups is 'window'; this source of rollouts has no `wait_for_first_group`"
+        ConfigError, match=r"group_sampling is 'fifo_window'; this source of rollouts has no `wait_for_first_group`"
     ):
         run_training(tiny_model(), tiny_tokenizer(), IDS, Blind(tiny_model()), WINDOW, tmp_path, ignore)
 
 
 def test_where_sampler_and_trainer_take_turns_a_lead_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"trainer\.ahead is 2; vLLM cannot sleep while it samples.*leave it at 0"):
+    with pytest.raises(ConfigError, match=r"staleness_steps is 2; vLLM cannot sleep while it samples.*leave it at 0"):
         validate_run(RolloutConfig(engine=Vllm(sleep=True)), CONFIG, 100)
 
 
 def test_to_keep_keys_over_a_sync_is_refused_where_no_rollout_is_under_way_in_one() -> None:
-    with pytest.raises(ConfigError, match=r"kv_on_sync is 'keep'; without trainer\.ahead no .* give that too"):
+    with pytest.raises(ConfigError, match=r"kv_on_sync is 'keep'; without .*max_staleness_steps no .* give that too"):
         validate_run(RolloutConfig(kv_on_sync="keep"), replace(CONFIG, max_staleness_steps=0), 100)
 
 
 def test_a_source_that_cannot_play_ahead_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"trainer\.ahead .* no `start_rollouts`; leave it at 0"):
+    with pytest.raises(ConfigError, match=r"trainer\.max_staleness_steps .* no `start_rollouts`; leave it at 0"):
         run_training(tiny_model(), tiny_tokenizer(), IDS, SampledSource(tiny_model()), CONFIG, tmp_path, ignore)
 
 
@@ -459,8 +460,8 @@ def test_a_source_that_cannot_play_ahead_is_refused(tmp_path: Path) -> None:
 )
 def test_older_lines_are_corrected_by_ratios_of_tokens_alone(importance: str, ahead: int) -> None:
     assert replace(CONFIG, importance_sampling=importance, max_staleness_steps=0).importance_sampling == importance
-    told = rf"trainer\.importance with trainer\.ahead is '{re.escape(importance)}'; .* choose token_truncate"
-    with pytest.raises(ConfigError, match=told):
+    message = rf"importance_sampling with .*max_staleness_steps is '{re.escape(importance)}'; .* choose token_truncate"
+    with pytest.raises(ConfigError, match=message):
         replace(CONFIG, importance_sampling=importance, max_staleness_steps=ahead)
 
 
@@ -470,7 +471,7 @@ def test_each_correction_of_tokens_goes_with_a_lead(importance: str) -> None:
 
 
 def test_groups_that_are_played_again_do_not_go_with_a_lead() -> None:
-    with pytest.raises(ConfigError, match=r"trainer\.groups with trainer\.ahead"):
+    with pytest.raises(ConfigError, match=r"trainer\.group_sampling with trainer\.max_staleness_steps"):
         replace(CONFIG, group_sampling="dynamic_sampling")
 
 

@@ -134,7 +134,7 @@ def test_tied_weights_are_written_once_under_the_name_that_checkpoints_have(tmp_
     (lambda: replace(SMALL, line_rewards=("a:b",)), r"line_rewards with estimator 'outcome' is \('a:b',\)"),
     (lambda: replace(SMALL, potential="a:b"), "potential with estimator 'outcome' is 'a:b'"),
     (lambda: replace(SMALL, anneal_steps=9), "anneal_steps with estimator 'outcome' is 9"),
-    (lambda: replace(SMALL, importance_sampling="word_mask"), "importance is 'word_mask'; choose one of"),
+    (lambda: replace(SMALL, importance_sampling="word_mask"), "importance_sampling is 'word_mask'; choose one of"),
 ])  # fmt: skip
 def test_a_setting_out_of_range_is_refused_with_its_name_and_value(
     change: Callable[[], TrainerConfig], message: str
