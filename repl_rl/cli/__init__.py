@@ -46,6 +46,10 @@ _INTERRUPTED = 128 + signal.SIGINT
 _STOPPED = {128 + number for number in (signal.SIGINT, *STOPS)}
 _UNREAD = 128 + signal.SIGPIPE
 
+# vLLM logs while it is imported, before the engine sets its log level. Its processes import this module first, as part
+# of their main program, so the level holds in them too.
+logging.getLogger("vllm").setLevel(logging.ERROR)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `repl-rl` and return its exit code. Without arguments it suggests the next commands.
@@ -60,8 +64,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments[0] = "workers"
     _limit_torch_threads()
     logging.basicConfig(level=logging.WARNING, format="repl-rl: %(levelname)s: %(message)s")
-    # vLLM logs while it is imported, before the engine sets its log level.
-    logging.getLogger("vllm").setLevel(logging.ERROR)
     with handle_stop_signals():
         try:
             return _run_verb(arguments)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from repl_rl.cli.apply_model_defaults import apply_model_defaults
+from repl_rl.cli.live_status import LiveStatus, RolloutProgress, describe_opening
 from repl_rl.cli.terminal_output import make_terminal
 from repl_rl.cli.unused_options import refuse_unread
 from repl_rl.errors import ConfigError
@@ -31,6 +32,7 @@ from repl_rl.rollout import SyncRollouts
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.runs.run_metadata import CONFIG
 from repl_rl.settings.argument_parser import ParsedSettings, dump_toml, parse_with_sources
+from repl_rl.settings.model_defaults import PretrainedDefault
 from repl_rl.settings.value_bounds import AtLeast, check_fields
 from repl_rl.tasks import Task
 from repl_rl.trajectory.trajectory import Trajectory
@@ -44,7 +46,7 @@ class EvalConfig(RolloutConfig):
 
     split: Literal["held_out", "train", "all"] = "held_out"
     """Part of the tasks. Use `all` for a file that is a test set as a whole."""
-    count: Annotated[int, AtLeast(1)] = 240
+    count: Annotated[int, AtLeast(1), PretrainedDefault.on_cpu(32)] = 240
     """Maximum number of tasks, >= 1."""
     samples: Annotated[int, AtLeast(1)] = 1
     """Rollouts per task at temperature 1, >= 1. With more, --k can report pass@k."""
@@ -128,14 +130,29 @@ def _play_remaining(
     """Play the tasks. The engine opens only if rollouts are left to play."""
     with ExitStack() as stack:
         opened: list[SyncRollouts] = []
+        status = stack.enter_context(LiveStatus(console))
 
         def play_tasks(wanted: Sequence[Task], temperature: float) -> Sequence[Trajectory]:
             # The first rollout that is not stored yet opens the engine.
             if not opened:
+                console.print(describe_opening(config))
                 opened.append(
                     stack.enter_context(SyncRollouts(config.open_rollouts, {task.id: task for task in tasks}))
                 )
-            return opened[0].sample(wanted, temperature)
+                console.print(f"playing {len(tasks)} tasks (--count sets the number) ...")
+            (source,) = opened
+            title = "greedy rollouts" if temperature == 0 else f"rollouts at temperature {temperature:g}"
+            progress = RolloutProgress(title, len(wanted), config.rollout.max_lines, lambda: source.stats.counts)
+            try:
+                with status.show(progress.describe):
+                    return source.sample(wanted, temperature)
+            except BaseException:
+                # Rollouts that end early are not like the others, so no rate is printed.
+                kept = (
+                    f"; {config.out} keeps those of finished portions" if config.out else "; --out keeps finished ones"
+                )
+                console.print(f"{progress.describe()}{kept}")
+                raise
 
         def show_progress(done: int) -> None:
             if done < len(tasks):

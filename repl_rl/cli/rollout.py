@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from rich.console import Console
 from rich.text import Text
 
 from repl_rl.cli.apply_model_defaults import apply_model_defaults
+from repl_rl.cli.live_status import LiveStatus, RolloutProgress, describe_opening
 from repl_rl.cli.terminal_output import make_terminal
 from repl_rl.cli.unused_options import refuse_unread
 from repl_rl.errors import ConfigError
@@ -18,7 +20,7 @@ from repl_rl.rollout_config import RolloutConfig
 from repl_rl.runs.store import escape_control_characters, escape_output, get_step_path, write_step
 from repl_rl.settings.argument_parser import ParsedSettings, parse_with_sources
 from repl_rl.settings.value_bounds import AtLeast, check_fields
-from repl_rl.tasks import Split
+from repl_rl.tasks import Split, Task
 from repl_rl.trajectory.console_text import clip_middle
 from repl_rl.trajectory.trajectory import HostCall, Line, LineEnd, Observed, Trajectory
 
@@ -59,14 +61,33 @@ def main(argv: Sequence[str]) -> int:
     console = make_terminal()
     if len(tasks) < config.count and "count" in asked.explicit_names:
         console.print(f"{config.tasks} has {len(tasks)} held-out tasks, and --count is {config.count}; playing those")
+    console.print(describe_opening(config))
     with SyncRollouts(config.open_rollouts, {task.id: task for task in tasks}) as source:
-        trajectories = source.sample(tasks, config.temperature)
-    for trajectory in trajectories:
-        console.print(format_transcript(trajectory))
-        console.rule(style="dim")
+        trajectories = _play_and_print(config, tasks, source, console)
     if config.save is not None:
         console.print(f"stored in {write_step(config.save, 0, trajectories)}")
     return 0
+
+
+def _play_and_print(
+    config: RolloutCommandConfig, tasks: Sequence[Task], source: SyncRollouts, console: Console
+) -> Sequence[Trajectory]:
+    """Play the tasks, and print each transcript as soon as its rollout has ended."""
+
+    def print_transcript(trajectory: Trajectory) -> None:
+        console.print(format_transcript(trajectory))
+        console.rule(style="dim")
+
+    # Group judges change outcomes once all rollouts have ended.
+    at_once = not source.rollouts.group_judges
+    if at_once:
+        source.rollouts.progress.subscribe(print_transcript)
+    progress = RolloutProgress("playing", len(tasks), config.rollout.max_lines, lambda: source.stats.counts)
+    with LiveStatus(console) as status, status.show(progress.describe):
+        trajectories = source.sample(tasks, config.temperature)
+    for trajectory in () if at_once else trajectories:
+        print_transcript(trajectory)
+    return trajectories
 
 
 def refuse_without_effect(asked: ParsedSettings[RolloutCommandConfig]) -> None:

@@ -5,7 +5,7 @@ has its output: the progress, the summary, and a picture of the curves.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from repl_rl.cli.apply_model_defaults import UpdateInfo, apply_model_defaults
+from repl_rl.cli.live_status import RolloutProgress
 from repl_rl.cli.next_steps import print_steps, suggest_next_steps
 from repl_rl.cli.terminal_output import report_errors_on_rank_zero, silence_other_ranks
 from repl_rl.errors import ConfigError
@@ -147,43 +148,48 @@ def main(argv: Sequence[str]) -> int:
 
 
 class TrainingProgress:
-    """Display of steps, solve rate, error rate, sampled tokens per second, and time left."""
+    """Progress of training: a row per finished step, and the status of the step that runs."""
 
-    def __init__(self, console: Console, steps: int, done: int = 0) -> None:
-        """Start at `done` steps, which a resumed run has made before."""
+    def __init__(
+        self,
+        console: Console,
+        steps: int,
+        done: int,
+        start_rollouts: Callable[[str], RolloutProgress],
+    ) -> None:
+        """Start at `done` steps, which a resumed run has made before.
+
+        `start_rollouts` returns the progress of the rollouts of the next step, under a title.
+        """
         self._console = console
         self._steps = steps
         self._done = self._before = done
-
-    def __enter__(self) -> "TrainingProgress":
         self._started = time.monotonic()
-        self._status = self._console.status(f"step {self._done + 1}: sampling rollouts ...")
-        self._status.start()
-        # A log file shows no status line, and the first step may take minutes.
-        if not self._console.is_terminal:
-            self._console.print(f"step {self._done + 1}: sampling rollouts ...")
-        return self
+        self._start_rollouts = start_rollouts
+        self._rollouts = start_rollouts(self._title)
 
-    def __exit__(self, *exc_info: object) -> None:
-        self._status.stop()
+    @property
+    def _title(self) -> str:
+        return f"step {self._done + 1}/{self._steps}"
+
+    def describe(self) -> str:
+        """Return the status of the step that runs, as one line."""
+        rollouts = self._rollouts
+        return f"{rollouts.describe()}; updating the policy" if rollouts.is_complete else rollouts.describe()
 
     def advance(self, metrics: Mapping[str, float]) -> None:
-        """Show one finished step."""
+        """Print one finished step."""
         self._done += 1
         # Estimate the time left from the steps of this process alone.
         left_s = (time.monotonic() - self._started) / (self._done - self._before) * (self._steps - self._done)
         rate = metrics["sampled_tokens"] / max(metrics["rollout_s"], 1e-9)
-        text = (
+        self._console.print(
             f"step {self._done:>4}/{self._steps}  solved {metrics['solve_rate']:6.1%}  "
             f"lines in error {metrics['line_error_rate']:6.1%}  {rate:7.0f} tokens/s  "
             f"rollout {metrics['rollout_s']:5.2f} s  update {metrics['update_s']:5.2f} s  "
             f"{left_s / 60:4.1f} min left"
         )
-        if self._console.is_terminal:
-            self._status.update(text)
-        # A terminal shows every step in its status line, and keeps every tenth. A log file keeps all.
-        if not self._console.is_terminal or self._done % 10 == 0 or self._done == self._steps:
-            self._console.print(text)
+        self._rollouts = self._start_rollouts(self._title)
 
 
 def build_initial_summary(world: RolloutConfig, facts: RuntimeInfo, steps: int, held_out: int) -> dict[str, Json]:

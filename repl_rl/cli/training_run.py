@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 
+from repl_rl.cli.live_status import LiveStatus, RolloutProgress, describe_opening
 from repl_rl.cli.next_steps import print_steps, suggest_demonstrations, suggest_resume
 from repl_rl.cli.terminal_output import explain_rank_error, format_duration, make_terminal
 from repl_rl.cli.train import TrainConfig, TrainingProgress, build_initial_summary, draw_curves, print_summary
-from repl_rl.engine import ENGINES
 from repl_rl.errors import ConfigError
 from repl_rl.evaluation import Study, evaluate_with_tampering, run_evaluation
 from repl_rl.judges import check_judges
@@ -19,7 +19,6 @@ from repl_rl.rollout import RolloutClient
 from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.runs.list_runs import read_run_info
 from repl_rl.runs.run_folder import RunFolder
-from repl_rl.sandbox import SANDBOXES
 from repl_rl.settings.argument_parser import dump_toml
 from repl_rl.tasks import Curriculum
 from repl_rl.trainer.checkpoint_schedule import parse_checkpoint_schedule
@@ -46,6 +45,7 @@ class Run:
         self.main = get_rank() == 0
         """True on the rank that evaluates, prints and writes. Other ranks only play rollouts and train."""
         self.console = make_terminal(quiet=not self.main)
+        self.status = LiveStatus(self.console)
         self.started = time.monotonic()
         self.spent_s: dict[str, float] = {}
         self.evaluation_s = 0.0
@@ -74,7 +74,6 @@ class Run:
             ReplRLError, KeyboardInterrupt: the run stopped; the summary already records how and where.
         """
         config = self.config
-        engine, sandbox = ENGINES.resolve(config.engine), SANDBOXES.resolve(config.sandbox)
         trainer = config.trainer
         self.console.print(
             f"{len(self.training)} tasks to train on, {len(self.held_out)} held out; {trainer.steps} steps of "
@@ -85,7 +84,7 @@ class Run:
                 f"warning: trainer.warmup_steps is {trainer.warmup_steps}, and the run has {trainer.steps} steps; the "
                 "learning rate never reaches its peak; give fewer"
             )
-        self.console.print(f"opening engine {engine.kind} and sandbox {sandbox.kind} ...")
+        self.console.print(describe_opening(config))
         # Open the source of rollouts before the run folder is made, so that a failure leaves no empty folder.
         with (
             open_rollout_client(
@@ -94,6 +93,7 @@ class Run:
                 config.workers,
                 get_rank(),
             ) as source,
+            self.status,
             open_run(self.folder, self.settings, config.resume, self.main) as self.state,
         ):
             renderer = config.load_renderer()
@@ -135,10 +135,13 @@ class Run:
             print_steps(self.console, suggest_demonstrations(self.config.model, self.config.tasks))
         trainer = self.config.trainer
         rollouts = trainer.prompts_per_step * trainer.group_size
-        step_s = self.evaluation_s * rollouts / (2 * len(self.held_out))
+        rollout_s = self.evaluation_s / (2 * len(self.held_out))
+        # After the last step, each held-out task is played three times: twice as now, and with altered output.
+        left_s = rollout_s * (trainer.steps * rollouts + 3 * len(self.held_out))
         self.console.print(
-            f"a step samples {rollouts} rollouts, about {format_duration(step_s)} at the speed of this evaluation, "
-            "and then updates the policy"
+            f"a step samples {rollouts} rollouts, about {format_duration(rollout_s * rollouts)} at the speed of this "
+            f"evaluation, and then updates the policy; all {trainer.steps} steps and the last evaluation sample for "
+            f"about {format_duration(left_s)} (--trainer.steps and --eval-tasks shorten it)"
         )
 
     def _write_results(self, source: RolloutClient) -> None:
@@ -154,6 +157,9 @@ class Run:
         self.folder.write_summary(self.summary)
         self.folder.write_report()
         if self.summary["status"] == "interrupted":
+            self.console.print(
+                f"interrupted after step {self.summary['stopped_at_step']}; this command goes on from there:"
+            )
             print_steps(self.console, [suggest_resume(read_run_info(self.folder.path))])
 
     def _train(self, source: RolloutClient, renderer: Renderer) -> None:
@@ -172,11 +178,20 @@ class Run:
             keeper = CheckpointManager(
                 self.folder.states_folder, kept, self.state, lambda: json.dumps(self._build_resume_record(begun))
             )
-        with TrainingProgress(self.console, config.trainer.steps, len(self.folder.metric_rows)) as progress:
+        trainer = config.trainer
+        rollouts = trainer.prompts_per_step * trainer.group_size
+        progress = TrainingProgress(
+            self.console,
+            trainer.steps,
+            len(self.folder.metric_rows),
+            lambda title: self._start_progress(source, title, rollouts),
+        )
+        with self.status.show(progress.describe):
 
             def on_step(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
                 self.folder.write_step(record.step, record.metrics, trajectories, record.credit)
                 progress.advance(record.metrics)
+                self.status.postpone()
 
             final = run_training(
                 config.model_folder,
@@ -201,7 +216,9 @@ class Run:
         # Evaluate the exported policy, with and without altered console output.
         source.load_weights(final, config.trainer.optimizer_steps)
         self._evaluate(source, "last", config.trainer.steps)
-        self.summary["tamper_followed"] = evaluate_with_tampering(source, self.held_out)
+        tampering = self._start_progress(source, "held-out tasks with altered output", len(self.held_out))
+        with self.status.show(tampering.describe):
+            self.summary["tamper_followed"] = evaluate_with_tampering(source, self.held_out)
         points = sorted(self.solved.items())
         with self.folder.catch_write_errors():
             draw_curves(self.folder.metric_rows, points, self.folder.path / "curves.png")
@@ -242,9 +259,13 @@ class Run:
         """Evaluate the policy of `step`, and record the metrics under names that end in `when`."""
         # The policy of the last step may have been evaluated during training.
         if step not in self.studies:
-            self.console.print(f"playing {len(self.held_out)} held-out tasks, at temperature 1 and greedily ...")
+            rollouts = 2 * len(self.held_out)
+            self.console.print(
+                f"evaluation: {len(self.held_out)} held-out tasks, each at temperature 1 and greedily: {rollouts} "
+                "rollouts (--eval-tasks sets the number) ..."
+            )
             started = time.monotonic()
-            self.studies[step] = run_evaluation(source, self.held_out)
+            self.studies[step] = self._run_evaluation(source)
             self.evaluation_s = time.monotonic() - started
         result = self.studies[step]
         self.solved[step] = result.solve_rate.value
@@ -256,9 +277,18 @@ class Run:
         }
         self.console.print(f"held-out tasks, {when}: {result}")
 
+    def _run_evaluation(self, source: RolloutClient) -> Study:
+        """Play the held-out tasks, and show the progress."""
+        with self.status.show(self._start_progress(source, "evaluation", 2 * len(self.held_out)).describe):
+            return run_evaluation(source, self.held_out)
+
+    def _start_progress(self, source: RolloutClient, title: str, rollouts: int) -> RolloutProgress:
+        """Return the progress of a number of rollouts that start now."""
+        return RolloutProgress(title, rollouts, self.config.rollout.max_lines, lambda: source.stats.counts)
+
     def _evaluate_during_training(self, source: RolloutClient, step: int) -> Mapping[str, float]:
         """Evaluate after a training step, and return the metrics."""
-        self.studies[step] = result = run_evaluation(source, self.held_out)
+        self.studies[step] = result = self._run_evaluation(source)
         self.console.print(f"held-out tasks, after step {step}: {result}")
         self.solved[step] = result.solve_rate.value
         # The policy before training is not a candidate for the best one.

@@ -15,7 +15,7 @@ from repl_rl.rollout.concurrent_rollouts import LengthEstimator
 from repl_rl.rollout.prefetch_rollouts import BusyTimer, GroupKey, StepRollouts, find_first_ended
 from repl_rl.rollout.retry import BatchResult, FaultCounts
 from repl_rl.rollout.rollout_limits import RolloutLimits
-from repl_rl.rollout.rollout_stats import RolloutStats, RuntimeInfo, compute_step_metrics
+from repl_rl.rollout.rollout_stats import RolloutCounts, RolloutStats, RuntimeInfo, compute_step_metrics
 from repl_rl.rollout.sampler_base import RolloutSampler
 from repl_rl.rollout.sync_rollouts import BackgroundTask, EventLoopThread, ModifyRollouts
 from repl_rl.tasks import Task
@@ -114,7 +114,13 @@ class RolloutWorkers:
         # Without any count, no engine has a cache that can be too small.
         counted = [one.preemptions for one in told if one.preemptions is not None]
         preempted, recomputed = (sum(getattr(p, f.name) for p in counted) for f in fields(PreemptionStats))
-        return RolloutStats(faults, PreemptionStats(preempted, recomputed) if counted else None)
+        counts = RolloutCounts(
+            sum(one.counts.ended for one in told),
+            sum(one.counts.solved for one in told),
+            sum(one.counts.sampled_lines for one in told),
+            sum(one.counts.sampled_tokens for one in told),
+        )
+        return RolloutStats(faults, PreemptionStats(preempted, recomputed) if counted else None, counts)
 
     def collect(self, task_ids: Sequence[str], policy_step: int) -> Sequence[Trajectory]:
         """See `RolloutClient.collect`. Prefetched rollouts are awaited."""
@@ -297,7 +303,7 @@ def describe_worker(member: WorkerHandle, over: bool) -> dict[str, Json]:
         "policy_step": beat.policy_step,
         "rollouts": beat.running_rollouts,
         "groups": member.groups_played,
-        "rollouts_played": beat.finished_rollouts,
-        "tokens": beat.tokens,
+        "rollouts_played": beat.stats.counts.ended,
+        "tokens": beat.stats.counts.sampled_tokens,
         "faults": sum(beat.stats.faults.values()),
     }

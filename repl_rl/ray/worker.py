@@ -102,10 +102,6 @@ class Heartbeat:
     policy_step: int = 0
     running_rollouts: int = 0
     """Number of running rollouts."""
-    finished_rollouts: int = 0
-    """Number of rollouts played so far."""
-    tokens: int = 0
-    """Number of tokens sampled so far, by rollouts that have ended."""
     stats: RolloutStats = field(default_factory=RolloutStats)
     log_lines: tuple[str, ...] = ()
     """Log lines since the last heartbeat."""
@@ -173,7 +169,7 @@ class RolloutWorker:
         self._held = [ExitStack(), ExitStack()]
         self._turned_s = time.monotonic()
         self._beat = Heartbeat()
-        self._under_way = self._played = self._tokens = 0
+        self._under_way = 0
         self._log = _LogBuffer()
 
     async def open(self, setting: WorkerSetup) -> RuntimeInfo:
@@ -273,8 +269,6 @@ class RolloutWorker:
             part = await rollouts.collect_group(group.task, group.size, group.temperature, early)
         finally:
             self._under_way -= group.size
-        self._played += group.size
-        self._tokens += sum(trajectory.sampled_tokens for trajectory in part.trajectories)
         # Let an idle engine free its memory for the trainer.
         if not self._under_way and isinstance(rollouts.engine, SupportsSleep):
             await rollouts.engine.sleep()
@@ -284,12 +278,12 @@ class RolloutWorker:
         """See `WorkerClient.get_heartbeat`."""
         # Time since the last time stamp, without the interval between two of them.
         behind_s = max(0.0, time.monotonic() - self._turned_s - _TURN_S)
-        counted = self._under_way, self._played, self._tokens
         rollouts = self._opened
         if rollouts is None:
-            return Heartbeat(os.getpid(), behind_s, 0, *counted, log_lines=self._log.take_lines())
-        figures = RolloutStats(dict(rollouts.faults), rollouts.preemptions)
-        return Heartbeat(os.getpid(), behind_s, rollouts.engine.policy_step, *counted, figures, self._log.take_lines())
+            return Heartbeat(os.getpid(), behind_s, log_lines=self._log.take_lines())
+        stats = RolloutStats(dict(rollouts.faults), rollouts.preemptions, rollouts.progress.counts)
+        step = rollouts.engine.policy_step
+        return Heartbeat(os.getpid(), behind_s, step, self._under_way, stats, self._log.take_lines())
 
     async def close(self) -> None:
         """See `WorkerClient.close`."""

@@ -32,13 +32,13 @@ from repl_rl.rollout.retry import (
     play_with_retries,
 )
 from repl_rl.rollout.rollout_limits import RolloutLimits
-from repl_rl.rollout.rollout_stats import PreemptionTracker, RuntimeInfo, compute_step_metrics
+from repl_rl.rollout.rollout_stats import PreemptionTracker, ProgressTracker, RuntimeInfo, compute_step_metrics
 from repl_rl.rollout.sampler_base import RolloutSampler
 from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.sandbox.base import Sandbox
 from repl_rl.tasks import Task
 from repl_rl.trajectory.trajectory import Failure, OutcomeClaims, Prompt, Stop, Trajectory
-from repl_rl.trajectory.trajectory_builder import UNFOLLOWED, EpisodeRecorder, RolloutObserver, RolloutSpec, derive_seed
+from repl_rl.trajectory.trajectory_builder import EpisodeRecorder, RolloutObserver, RolloutSpec, derive_seed
 
 _CANCEL_S = 5.0
 """Time for a cancelled sampler to clean up, and time limit of `on_end`, seconds."""
@@ -204,6 +204,8 @@ class Rollouts:
     """Length estimates by task family; the longest rollouts start first."""
     preemption_tracker: PreemptionTracker = field(default_factory=PreemptionTracker, compare=False)
     """Preemption statistics, for metrics only."""
+    progress: ProgressTracker = field(default_factory=ProgressTracker, compare=False)
+    """Counts of rollouts and tokens, for displays only."""
     fault_counts: FaultCounts = field(default_factory=FaultCounts, compare=False)
     """Fault counts of this process and of those that the run was resumed from."""
     host_functions: Sequence[HostFunction] = ()
@@ -331,6 +333,10 @@ class Rollouts:
         id = "-".join(filter(None, (str(step), task.id, number, kind, self.purpose)))
         return RolloutSpec(id, task, self.build_prompt(task), seed, step)
 
+    @property
+    def _counter(self) -> RolloutObserver:
+        return RolloutObserver(self.progress.count_item)
+
     def _get_offered_functions(self, depth: int) -> Sequence[HostFunction]:
         return [function for function in self.host_functions if not function.max_depth or depth < function.max_depth]
 
@@ -366,10 +372,13 @@ class Rollouts:
     ) -> Trajectory:
         """Play a whole rollout, with retries after a fault of ours."""
         if len(spec.prompt.token_ids) >= self.engine.context_tokens:
-            return make_overlong_trajectory(spec, self.engine.context_tokens, notes)
-        retry_crashes = isinstance(self.engine, HasRestarts)
-        play = partial(self._run_with_hooks, spec, temperature, 0, slots)
-        return await play_with_retries(play, notes, self.fault_counts, retry_crashes=retry_crashes)
+            trajectory = make_overlong_trajectory(spec, self.engine.context_tokens, notes)
+        else:
+            retry_crashes = isinstance(self.engine, HasRestarts)
+            play = partial(self._run_with_hooks, spec, temperature, 0, slots)
+            trajectory = await play_with_retries(play, notes, self.fault_counts, retry_crashes=retry_crashes)
+        self.progress.count_rollout(trajectory)
+        return trajectory
 
     async def run_nested(self, spec: RolloutSpec, temperature: float, depth: int) -> Trajectory:
         """See `NestedRolloutRunner.run_nested`. An error of the sampler fails only this rollout."""
@@ -434,7 +443,7 @@ class Rollouts:
         async with (
             self.engine.session(spec.prompt.token_ids, sampling) as session,
             Episode(
-                spec, session, self.sandbox, self.renderer, self.limits, context, host, observer or UNFOLLOWED
+                spec, session, self.sandbox, self.renderer, self.limits, context, host, observer or self._counter
             ) as episode,
         ):
             # Only these two errors are failures of this rollout alone.

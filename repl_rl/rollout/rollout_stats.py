@@ -1,6 +1,6 @@
 """Runtime information and statistics of open rollouts, and the metrics of a step that follow from them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from repl_rl.engine.base import Engine, PreemptionStats
@@ -8,7 +8,7 @@ from repl_rl.rollout.host_functions import compute_call_metrics
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.rollout.sampler_base import ReplSampler, RolloutSampler, count_lines_saved
 from repl_rl.rollout.token_renderer import Renderer
-from repl_rl.trajectory.trajectory import Trajectory
+from repl_rl.trajectory.trajectory import Line, Observed, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,59 @@ class PreemptionTracker:
 
 
 @dataclass(frozen=True, slots=True)
+class RolloutCounts:
+    """Counts of rollouts since the engine was opened. Those that host functions sample count only with their lines."""
+
+    ended: int = 0
+    """Rollouts that have ended, failed ones included."""
+    solved: int = 0
+    """Those of them that solved their task, before group judges."""
+    sampled_lines: int = 0
+    """Sampled lines, also of rollouts that still run."""
+    sampled_tokens: int = 0
+    """Tokens of these lines."""
+
+    def subtract(self, earlier: "RolloutCounts") -> "RolloutCounts":
+        """Return the counts since `earlier`."""
+        return RolloutCounts(
+            self.ended - earlier.ended,
+            self.solved - earlier.solved,
+            self.sampled_lines - earlier.sampled_lines,
+            self.sampled_tokens - earlier.sampled_tokens,
+        )
+
+
+class ProgressTracker:
+    """Counts rollouts while they are played. Any thread may read `counts`."""
+
+    def __init__(self) -> None:
+        self._ended = self._solved = self._sampled_lines = self._sampled_tokens = 0
+        self._listeners: list[Callable[[Trajectory], None]] = []
+
+    @property
+    def counts(self) -> RolloutCounts:
+        """Counts so far."""
+        return RolloutCounts(self._ended, self._solved, self._sampled_lines, self._sampled_tokens)
+
+    def subscribe(self, listener: Callable[[Trajectory], None]) -> None:
+        """Call `listener` with each rollout that ends, in the event loop; group judges have not seen it."""
+        self._listeners.append(listener)
+
+    def count_item(self, item: Line | Observed) -> None:
+        """Count a line of a running rollout. It is a callback of `RolloutObserver`, which repeats an executed line."""
+        if isinstance(item, Line) and item.execution is None:
+            self._sampled_lines += 1
+            self._sampled_tokens += len(item.token_ids)
+
+    def count_rollout(self, trajectory: Trajectory) -> None:
+        """Count a rollout that has ended."""
+        self._ended += 1
+        self._solved += trajectory.solved
+        for listener in self._listeners:
+            listener(trajectory)
+
+
+@dataclass(frozen=True, slots=True)
 class RolloutStats:
     """Statistics of rollouts since the run began."""
 
@@ -49,6 +102,8 @@ class RolloutStats:
     """Fault counts by name."""
     preemptions: PreemptionStats | None = None
     """Preemption statistics; None means that the engine has no shared KV cache."""
+    counts: RolloutCounts = RolloutCounts()
+    """Counts since the engine was opened, which a resumed run does again."""
 
 
 def compute_step_metrics(

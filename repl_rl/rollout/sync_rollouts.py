@@ -128,7 +128,7 @@ class SyncRollouts:
     @property
     def stats(self) -> RolloutStats:
         """Statistics of all rollouts since the run began."""
-        return RolloutStats(self.rollouts.faults, self.rollouts.preemptions)
+        return RolloutStats(self.rollouts.faults, self.rollouts.preemptions, self.rollouts.progress.counts)
 
     def collect(self, task_ids: Sequence[str], policy_step: int) -> Sequence[Trajectory]:
         """Return one trajectory per task id, in order.

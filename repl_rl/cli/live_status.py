@@ -1,0 +1,153 @@
+"""Live status of long operations, and of rollouts that are played.
+
+A terminal shows it in one line that changes each second. Elsewhere, it is printed at intervals.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+from rich.console import Console
+
+from repl_rl.cli.terminal_output import format_duration
+from repl_rl.engine import ENGINES
+from repl_rl.rollout.rollout_stats import RolloutCounts
+from repl_rl.rollout_config import RolloutConfig
+from repl_rl.sandbox import SANDBOXES
+
+Describe = Callable[[], str]
+"""Function that returns the present status, one line. Another thread calls it."""
+
+_REFRESH_S = 1.0
+"""Time between two updates in a terminal, seconds."""
+_FIRST_PRINT_S, _PRINT_S = 10.0, 30.0
+"""Time until the first line, and between later lines, without a terminal, seconds."""
+_SURE_SHARE = 0.25
+"""Share of the rollouts that must have ended before their durations predict that of the others. The first ones to end
+are the shortest."""
+
+
+def describe_opening(world: RolloutConfig) -> str:
+    """Return the line that precedes the opening of engine and sandbox, which takes up to minutes."""
+    engine, sandbox = ENGINES.resolve(world.engine), SANDBOXES.resolve(world.sandbox)
+    return f"opening engine {engine.kind} and sandbox {sandbox.kind} ..."
+
+
+class LiveStatus:
+    """Context manager that shows the status of one operation at a time."""
+
+    def __init__(self, console: Console, *, first_print_s: float = _FIRST_PRINT_S, print_s: float = _PRINT_S) -> None:
+        """`first_print_s` and `print_s` are the times until a line is printed without a terminal, seconds."""
+        self._console = console
+        self._first_print_s, self._print_s = first_print_s, print_s
+        self._describe: Describe | None = None
+        self._line = console.status("")
+        self._changed = threading.Condition()
+        self._closed = False
+        self._next_print_s = float("inf")
+
+    def __enter__(self) -> "LiveStatus":
+        self._thread = threading.Thread(target=self._refresh, name="live status", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+        self._line.stop()
+
+    @contextmanager
+    def show(self, describe: Describe) -> Iterator[None]:
+        """Show `describe()` while the block lasts. A block within another one replaces its status for that time."""
+        before = self._describe
+        self._set(describe)
+        try:
+            yield
+        finally:
+            self._set(before)
+
+    def postpone(self) -> None:
+        """Count the time until the next printed line from now, because the caller has just printed one."""
+        with self._changed:
+            self._next_print_s = time.monotonic() + self._print_s
+
+    def _set(self, describe: Describe | None) -> None:
+        with self._changed:
+            self._describe = describe
+            self._next_print_s = time.monotonic() + self._first_print_s
+            self._changed.notify()
+        if not self._console.is_terminal:
+            return
+        if describe is None:
+            self._line.stop()
+        else:
+            self._line.update(describe())
+            self._line.start()
+
+    def _refresh(self) -> None:
+        """Update the line in a terminal, or print it when its time has come."""
+        interval_s = _REFRESH_S if self._console.is_terminal else min(_REFRESH_S, self._first_print_s)
+        with self._changed:
+            while not self._closed:
+                self._changed.wait(interval_s)
+                if self._describe is None or self._closed:
+                    continue
+                if self._console.is_terminal:
+                    self._line.update(self._describe())
+                elif time.monotonic() >= self._next_print_s:
+                    self._next_print_s = time.monotonic() + self._print_s
+                    self._console.print(self._describe())
+
+
+class RolloutProgress:
+    """Progress of a known number of rollouts: how many have ended, the sampling speed, and the time left."""
+
+    def __init__(self, title: str, total: int, max_lines: int, read_counts: Callable[[], RolloutCounts]) -> None:
+        """Start to count.
+
+        Args:
+            title: name of the operation, such as "evaluation".
+            total: rollouts to be played, >= 1.
+            max_lines: largest number of lines of one rollout, >= 1.
+            read_counts: function that returns the counts of the source that plays them.
+        """
+        self._title, self._total, self._max_lines = title, total, max_lines
+        self._read_counts, self._before = read_counts, read_counts()
+        self._started = time.monotonic()
+
+    @property
+    def counts(self) -> RolloutCounts:
+        """Counts since the start."""
+        return self._read_counts().subtract(self._before)
+
+    @property
+    def is_complete(self) -> bool:
+        """True once all rollouts have ended."""
+        return self.counts.ended >= self._total
+
+    def describe(self) -> str:
+        """Return the progress as one line."""
+        counts = self.counts
+        elapsed_s = time.monotonic() - self._started
+        parts = [f"{counts.ended} of {self._total} rollouts ended, {counts.solved} solved"]
+        if elapsed_s > 0 and counts.sampled_tokens:
+            parts.append(f"{counts.sampled_tokens / elapsed_s:.0f} tokens/s")
+        parts += self._estimate_left(counts, elapsed_s)
+        return f"{self._title}: {', '.join(parts)}"
+
+    def _estimate_left(self, counts: RolloutCounts, elapsed_s: float) -> list[str]:
+        """Return a phrase about the time left, or none before anything was sampled."""
+        open_rollouts = self._total - counts.ended
+        if open_rollouts <= 0 or not counts.sampled_lines:
+            return []
+        if counts.ended >= _SURE_SHARE * self._total:
+            return [f"about {format_duration(elapsed_s / counts.ended * open_rollouts)} left"]
+        # The limit of lines bounds what is left, at the present speed.
+        most = self._total * self._max_lines - counts.sampled_lines
+        return [f"at most {format_duration(most * elapsed_s / counts.sampled_lines)} left"] if most > 0 else []
