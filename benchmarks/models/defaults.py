@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from functools import reduce
 
 from benchmarks.generated_blocks import ROOT, Block
+from repl_rl.cli.eval import EvalConfig
 from repl_rl.cli.sft import SftConfig
 from repl_rl.cli.train import TrainConfig
 from repl_rl.cli.transcripts import TranscriptsConfig
@@ -29,11 +30,17 @@ def block() -> str:
 def rows() -> Iterator[tuple[str, object, PretrainedDefault]]:
     """Each setting once, with the defaults of the bundled policy and of any other model."""
     told = set[str]()
-    for config in (TrainConfig(), SftConfig(samples=1), TranscriptsConfig(from_tasks=("builtin:quickstart",))):
+    commands: dict[str, object] = {
+        "train": TrainConfig(),
+        "sft": SftConfig(samples=1),
+        "eval": EvalConfig(),
+        "transcripts": TranscriptsConfig(from_tasks=("builtin:quickstart",)),
+    }
+    for command, config in commands.items():
         for name, other in get_model_dependent_fields(type(config)).items():
             if name not in told:
-                alone = "." not in name and not isinstance(config, RolloutConfig)
-                yield f"{name} of transcripts" if alone else name, _value(config, name), other
+                alone = "." not in name and command != "train" and not hasattr(RolloutConfig, name)
+                yield f"{name} of {command}" if alone else name, _value(config, name), other
             told.add(name)
 
 
