@@ -205,7 +205,7 @@ def measured(
         began_s, cpu_s = time.perf_counter(), time.process_time()
         played = source.collect([id for id in tasks for _ in range(GROUP)], 1)
         wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_s
-        lost = tuple(source.crew.lost_workers)
+        lost = tuple(source.pool.lost_workers)
     # The ideal schedule has the same group lengths, which depend only on the tasks' ids.
     lengths_s = [length_s(id, GROUP, config.rollout_s) for id in tasks]
     best_s = ideal_s([GROUP] * groups, lengths_s, nodes, config.in_flight)
@@ -240,10 +240,10 @@ def _wait_for(source: RolloutWorkers, nodes: int, limit_s: float) -> None:
         ConfigError: they are not ready in time; names those that were lost.
     """
     ends_s = time.monotonic() + limit_s
-    while (ready := len(source.crew.ready_workers)) < nodes:
+    while (ready := len(source.pool.ready_workers)) < nodes:
         if time.monotonic() > ends_s:
             lost = (
-                "; ".join(f"{one.name} at {one.seat}: {one.why}" for one in source.crew.lost_workers) or "none was lost"
+                "; ".join(f"{one.name} at {one.seat}: {one.why}" for one in source.pool.lost_workers) or "none was lost"
             )
             remedy = "free cores and memory for them, or measure fewer: --nodes"
             raise ConfigError("fleet", f"{ready} of {nodes} nodes after {limit_s:g} s ({lost})", remedy)

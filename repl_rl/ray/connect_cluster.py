@@ -147,8 +147,8 @@ def validate_free_gpus(thing: str, offered: int, there: int, trainers: int) -> N
         return
     left = ",".join(str(number) for number in range(trainers, there))
     how = f"CUDA_VISIBLE_DEVICES={left} ray start ..." if left else "ray start --num-gpus=0 ..."
-    said = f"Ray has {offered} of the {there} GPUs of this machine, {trainers} are needed to train"
-    raise ConfigError(thing, said, f"nodes would be put there too; start Ray on this machine with `{how}`")
+    found = f"Ray has {offered} of the {there} GPUs of this machine, {trainers} are needed to train"
+    raise ConfigError(thing, found, f"nodes would be put there too; start Ray on this machine with `{how}`")
 
 
 @contextmanager
@@ -169,9 +169,9 @@ def _join_cluster(thing: str, address: str, patience_s: float = _ANSWER_S) -> It
 @contextmanager
 def _limit_connect_retries(address: str, patience_s: float) -> Iterator[None]:
     """Make Ray give up after about `patience_s` in place of ten silent minutes, and log a warning while it waits."""
-    told = threading.Timer(_SOON_S, log.warning, ("cluster %s does not answer yet; it may be starting", address))
-    told.daemon = True
-    told.start()
+    notice = threading.Timer(_SOON_S, log.warning, ("cluster %s does not answer yet; it may be starting", address))
+    notice.daemon = True
+    notice.start()
     # A value that the user has set is kept.
     mine = _TRIES not in os.environ
     if mine:
@@ -179,7 +179,7 @@ def _limit_connect_retries(address: str, patience_s: float) -> Iterator[None]:
     try:
         yield
     finally:
-        told.cancel()
+        notice.cancel()
         if mine:
             del os.environ[_TRIES]
 

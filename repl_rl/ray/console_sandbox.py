@@ -325,14 +325,14 @@ class LeaseQueue(Generic[H]):
     def __init__(self, most: int) -> None:
         """`most`: maximum consoles per host at a time (>= 1)."""
         self._most = most
-        self._held: dict[H, int] = {}
+        self._leases_by_host: dict[H, int] = {}
         """Consoles per host. The host that was chosen last is at the end, so that ties go to the others."""
         self._waiting: deque[asyncio.Future[H]] = deque()
 
     @property
     def leases_per_host(self) -> dict[H, int]:
         """Consoles per host."""
-        return dict(self._held)
+        return dict(self._leases_by_host)
 
     @property
     def waiting_count(self) -> int:
@@ -341,12 +341,12 @@ class LeaseQueue(Generic[H]):
 
     def add_host(self, host: H) -> None:
         """Add a host."""
-        self._held.setdefault(host, 0)
+        self._leases_by_host.setdefault(host, 0)
         self._grant_waiting()
 
     def remove_host(self, host: H) -> None:
         """Remove a host, with its consoles."""
-        self._held.pop(host, None)
+        self._leases_by_host.pop(host, None)
 
     def fail_waiting(self, error: Callable[[], Exception]) -> None:
         """Fail all waiting tasks. Later tasks wait again."""
@@ -376,19 +376,19 @@ class LeaseQueue(Generic[H]):
 
     def release(self, host: H) -> None:
         """Release a slot. A slot on a removed host is ignored."""
-        if host in self._held:
-            self._held[host] -= 1
+        if host in self._leases_by_host:
+            self._leases_by_host[host] -= 1
             self._grant_waiting()
 
     def _grant_waiting(self) -> None:
-        while self._waiting and self._held:
-            host = min(self._held, key=self._held.__getitem__)
-            if self._held[host] >= self._most:
+        while self._waiting and self._leases_by_host:
+            host = min(self._leases_by_host, key=self._leases_by_host.__getitem__)
+            if self._leases_by_host[host] >= self._most:
                 return
             waiting = self._waiting.popleft()
             if not waiting.done():
                 # Move the host to the end, so that ties go to the others.
-                self._held[host] = self._held.pop(host) + 1
+                self._leases_by_host[host] = self._leases_by_host.pop(host) + 1
                 waiting.set_result(host)
 
 
@@ -438,14 +438,14 @@ class ConsoleHostPool:
     It detects lost hosts by heartbeats, and replaces them.
     """
 
-    def __init__(self, machines: HostMachines, wanted: HostSpec) -> None:
-        self._machines, self._wanted, self._waits = machines, wanted, wanted.timeouts
-        self.leases: LeaseQueue[RemoteConsoleHost] = LeaseQueue(wanted.max_consoles)
+    def __init__(self, machines: HostMachines, spec: HostSpec) -> None:
+        self._machines, self._spec, self._waits = machines, spec, spec.timeouts
+        self.leases: LeaseQueue[RemoteConsoleHost] = LeaseQueue(spec.max_consoles)
         self._python_version: tuple[int, int, int] | None = None
         self._up: dict[str, _LiveHost] = {}
         self._tried: dict[str, _StartFailures] = {}
         self._trying: dict[str, asyncio.Task[None]] = {}
-        self._births = wanted.options
+        self._births = spec.options
         self._watching: asyncio.Task[None] | None = None
         self._last_words = "no host was started"
 
@@ -462,7 +462,7 @@ class ConsoleHostPool:
         if not names:
             raise SandboxUnavailable("sandbox 'nodes': no machine of the cluster has CPUs; add some with `ray start`")
         # Start all hosts together. One that works is enough; the others are retried later.
-        self._births = self._wanted.divide_options(len(names))
+        self._births = self._spec.divide_options(len(names))
         await asyncio.gather(*(self._try_start_host(name) for name in names))
         if self._python_version is None:
             raise SandboxUnavailable(f"sandbox 'nodes': no machine holds consoles: {self._last_words}")
@@ -495,7 +495,7 @@ class ConsoleHostPool:
         # Heartbeats also cover the opening of the sandbox, which may hang.
         asking = asyncio.create_task(self._poll_heartbeat(host))
         try:
-            version = await host.open(self._wanted.kind, self._births)
+            version = await host.open(self._spec.kind, self._births)
             # All hosts must have the same Python, because the sandbox has one `python_version`.
             first = self._python_version or version
             if version != first:
@@ -603,7 +603,7 @@ class HostedSession:
         """`lost` is called if the host is gone."""
         self._hosting, self._number, self._lost = host, number, lost
         self._host: HostCallHandler | None = None
-        self._told = self._ended = False
+        self._is_offered = self._ended = False
 
     @property
     def ended(self) -> bool:
@@ -612,7 +612,7 @@ class HostedSession:
 
     def offer_functions(self, host: HostCallHandler) -> None:
         """As `SupportsHostFunctions.offer_functions`."""
-        if self._told:
+        if self._is_offered:
             raise ConfigError(
                 "session.offer_functions()", "after a line ran", "offer host functions before the first line"
             )
@@ -628,7 +628,7 @@ class HostedSession:
         started = time.perf_counter()
         # True until the reply comes: after a cancelled push, the state of the console is unknown.
         self._ended = True
-        offered, self._told = self._build_offer(), True
+        offered, self._is_offered = self._build_offer(), True
         answering: set[asyncio.Task[None]] = set()
         try:
             turn = await self._hosting.push(self._number, line, offered)
@@ -646,7 +646,9 @@ class HostedSession:
 
     def _build_offer(self) -> HostFunctionOffer | None:
         host = self._host
-        return None if host is None or self._told else HostFunctionOffer(dict(host.functions), host.argument_bytes)
+        return (
+            None if host is None or self._is_offered else HostFunctionOffer(dict(host.functions), host.argument_bytes)
+        )
 
     async def _wait_next_progress(self, answering: "set[asyncio.Task[None]]") -> LineProgress:
         """Return the next turn of the line. An exception of an answer is an internal error, which ends the line."""
@@ -761,13 +763,13 @@ class HostedSandbox:
 
 
 @asynccontextmanager
-async def open_hosted_sandbox(machines: HostMachines, wanted: HostSpec) -> AsyncIterator[HostedSandbox]:
+async def open_hosted_sandbox(machines: HostMachines, spec: HostSpec) -> AsyncIterator[HostedSandbox]:
     """Run hosts on these machines, and their consoles, for the duration of the context.
 
     Raises:
         SandboxUnavailable: there is no machine, or none of them can hold a console.
     """
-    hosts = ConsoleHostPool(machines, wanted)
+    hosts = ConsoleHostPool(machines, spec)
     try:
         sandbox = HostedSandbox(hosts, await hosts.open())
         try:

@@ -59,13 +59,13 @@ class RolloutWorkers:
         self._cluster, self._plan = cluster, plan
         self._stack = ExitStack()
         self._lengths = LengthEstimator()
-        self._before = RolloutStats(asdict(FaultCounts()))
-        self._told: dict[str, RolloutStats] = {}
+        self._earlier_stats = RolloutStats(asdict(FaultCounts()))
+        self._worker_stats: dict[str, RolloutStats] = {}
         self._preempted = 0
-        self._early: dict[int, tuple[StepRollouts, BackgroundTask[list[Trajectory]]]] = {}
+        self._prefetched: dict[int, tuple[StepRollouts, BackgroundTask[list[Trajectory]]]] = {}
         self._busy = BusyTimer()
-        self._notes: Path | None = None
-        self._over = False
+        self._status_folder: Path | None = None
+        self._is_closed = False
 
     def __enter__(self) -> "RolloutWorkers":
         # If a later step fails, this stack closes everything that is already open.
@@ -75,17 +75,17 @@ class RolloutWorkers:
             plan = self._plan
             self._thread = EventLoopThread()
             stack.callback(self._thread.close)
-            self.crew = WorkerPool(
+            self.pool = WorkerPool(
                 cluster,
                 plan.setup,
                 plan.concurrency,
                 plan.max_workers,
                 plan.timeouts,
                 plan.shares_folder,
-                heard=self._on_heartbeat,
+                on_heartbeat=self._on_heartbeat,
             )
-            stack.callback(lambda: self._thread.run(self.crew.close()))
-            self.runtime_info: RuntimeInfo = self._thread.run(self.crew.start())
+            stack.callback(lambda: self._thread.run(self.pool.close()))
+            self.runtime_info: RuntimeInfo = self._thread.run(self.pool.start())
             """See `RolloutClient.runtime_info`."""
             self._stack = stack.pop_all()
         return self
@@ -94,10 +94,10 @@ class RolloutWorkers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # Write the last status while the workers are still listed.
-        self._over = True
+        self._is_closed = True
         self._write_status()
         with self._stack:
-            for _, rollouts in self._early.values():
+            for _, rollouts in self._prefetched.values():
                 rollouts.cancel()
 
     @property
@@ -108,25 +108,28 @@ class RolloutWorkers:
     @property
     def stats(self) -> RolloutStats:
         """See `RolloutClient.stats`; as reported by the latest heartbeats."""
-        told = [self._before, *list(self._told.values())]  # a copy, because the event loop adds to it
+        all_stats = [
+            self._earlier_stats,
+            *list(self._worker_stats.values()),
+        ]  # a copy, because the event loop adds to it
         # Each worker counts from its start, and the checkpoint holds the counts of earlier processes.
-        faults = {name: sum(one.faults.get(name, 0) for one in told) for name in self._before.faults}
+        faults = {name: sum(one.faults.get(name, 0) for one in all_stats) for name in self._earlier_stats.faults}
         # Without any count, no engine has a cache that can be too small.
-        counted = [one.preemptions for one in told if one.preemptions is not None]
+        counted = [one.preemptions for one in all_stats if one.preemptions is not None]
         preempted, recomputed = (sum(getattr(p, f.name) for p in counted) for f in fields(PreemptionStats))
         counts = RolloutCounts(
-            sum(one.counts.ended for one in told),
-            sum(one.counts.solved for one in told),
-            sum(one.counts.sampled_lines for one in told),
-            sum(one.counts.sampled_tokens for one in told),
+            sum(one.counts.ended for one in all_stats),
+            sum(one.counts.solved for one in all_stats),
+            sum(one.counts.sampled_lines for one in all_stats),
+            sum(one.counts.sampled_tokens for one in all_stats),
         )
         return RolloutStats(faults, PreemptionStats(preempted, recomputed) if counted else None, counts)
 
     def collect(self, task_ids: Sequence[str], policy_step: int) -> Sequence[Trajectory]:
         """See `RolloutClient.collect`. Prefetched rollouts are awaited."""
         # Count preemptions from the start of the rollouts, also of those that were prefetched.
-        if policy_step in self._early:
-            step, rollouts = self._early.pop(policy_step)
+        if policy_step in self._prefetched:
+            step, rollouts = self._prefetched.pop(policy_step)
             preemptions, played = step.preemptions, self._learn_lengths(step.tasks, rollouts.wait())
         else:
             preemptions = self._preemptions
@@ -142,7 +145,7 @@ class RolloutWorkers:
         self, tasks: Sequence[Task], temperature: float = 1.0, alter: ModifyRollouts | None = None
     ) -> Sequence[Trajectory]:
         """See `RolloutClient.sample`."""
-        return self._run_tasks(tasks, temperature, self.crew.policy_step, alter)
+        return self._run_tasks(tasks, temperature, self.pool.policy_step, alter)
 
     def _run_tasks(
         self, tasks: Sequence[Task], temperature: float, policy_step: int, alter: ModifyRollouts | None
@@ -150,10 +153,10 @@ class RolloutWorkers:
         # Longest groups first, so that none of them starts when the others are done.
         step = StepRollouts(tasks, self._lengths.sort_longest_first(tasks))
         groups = [
-            GroupRequest(task, len(places), temperature, policy_step, alter) for task, places in step.group_indices
+            GroupRequest(task, len(numbers), temperature, policy_step, alter) for task, numbers in step.group_indices
         ]
         return self._learn_lengths(
-            tasks, step.merge_results(self._thread.run(self.crew.run_groups(groups)), self.runtime_info.sandbox)
+            tasks, step.merge_results(self._thread.run(self.pool.run_groups(groups)), self.runtime_info.sandbox)
         )
 
     def _learn_lengths(self, tasks: Sequence[Task], played: list[Trajectory]) -> list[Trajectory]:
@@ -169,21 +172,23 @@ class RolloutWorkers:
         They start with the current weights or newer ones, on any worker. Groups of earlier steps get a worker first.
         """
         tasks = [self.tasks[i] for i in task_ids]
-        whole = {n: replace(t, workspace=tasks[n].workspace) for n, t in finished.items()}  # a record only names it
-        step = StepRollouts(tasks, self._lengths.sort_longest_first(tasks), whole, self._preemptions)
+        with_workspaces = {
+            n: replace(t, workspace=tasks[n].workspace) for n, t in finished.items()
+        }  # a record only names it
+        step = StepRollouts(tasks, self._lengths.sort_longest_first(tasks), with_workspaces, self._preemptions)
         # Training samples at temperature 1. The weights may be older than those of `policy_step`.
         groups = [
             GroupRequest(
-                task, len(places), 1.0, policy_step, None, self.crew.policy_step, step.get_finished_before(places)
+                task, len(numbers), 1.0, policy_step, None, self.pool.policy_step, step.get_finished_before(numbers)
             )
-            for task, places in step.group_indices
+            for task, numbers in step.group_indices
         ]
-        self._early[policy_step] = step, self._thread.start_waitable(self._finish_step(step, groups))
+        self._prefetched[policy_step] = step, self._thread.start_waitable(self._finish_step(step, groups))
 
     async def _finish_step(self, step: StepRollouts, groups: Sequence[GroupRequest]) -> list[Trajectory]:
         self._busy.begin()
         try:
-            return step.merge_results(await self.crew.run_groups(groups, step.results), self.runtime_info.sandbox)
+            return step.merge_results(await self.pool.run_groups(groups, step.results), self.runtime_info.sandbox)
         finally:
             self._busy.end()
             step.is_closed = True
@@ -193,7 +198,7 @@ class RolloutWorkers:
 
         A rollout is included once its whole group has ended.
         """
-        step, _ = self._early[policy_step]
+        step, _ = self._prefetched[policy_step]
         return step.finished_rollouts
 
     def wait_for_first_group(self, groups: Sequence[GroupKey]) -> int:
@@ -204,9 +209,9 @@ class RolloutWorkers:
         """
 
         def find_ended() -> int | None:
-            return find_first_ended(groups, lambda policy_step: self._early[policy_step][0])
+            return find_first_ended(groups, lambda policy_step: self._prefetched[policy_step][0])
 
-        self._thread.run(self.crew.wait_until(lambda: find_ended() is not None))
+        self._thread.run(self.pool.wait_until(lambda: find_ended() is not None))
         found = find_ended()
         assert found is not None, "what has ended stays so"
         return found
@@ -216,12 +221,12 @@ class RolloutWorkers:
 
         They are the trajectories that `collect` will return.
         """
-        return self._early[policy_step][0].ended_rollouts
+        return self._prefetched[policy_step][0].ended_rollouts
 
     def sample_probe_lines(self, task_id: str) -> Sequence[Trajectory]:
         """Sample the first line of the current policy on a task, on each worker."""
-        group = GroupRequest(self.tasks[task_id], 1, 1.0, self.crew.policy_step, is_probe=True)
-        return BatchResult.merge(self._thread.run(self.crew.run_probe(group))).trajectories
+        group = GroupRequest(self.tasks[task_id], 1, 1.0, self.pool.policy_step, is_probe=True)
+        return BatchResult.merge(self._thread.run(self.pool.run_probe(group))).trajectories
 
     @property
     def rollout_busy_s(self) -> float:
@@ -230,17 +235,17 @@ class RolloutWorkers:
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
         """See `RolloutClient.metrics`; with the numbers of ready workers, lost workers, and groups started again."""
-        plan, figures = self._plan, self.stats
-        preempted = None if figures.preemptions is None else self._preempted
-        told = compute_step_metrics(
-            plan.sampler, plan.limits, plan.has_host_functions, trajectories, preempted, figures.faults
+        plan, stats = self._plan, self.stats
+        preempted = None if stats.preemptions is None else self._preempted
+        metrics = compute_step_metrics(
+            plan.sampler, plan.limits, plan.has_host_functions, trajectories, preempted, stats.faults
         )
-        return {**told, **self.crew.worker_metrics}
+        return {**metrics, **self.pool.worker_metrics}
 
     def load_weights(self, folder: Path, policy_step: int) -> None:
         """See `RolloutClient.load_weights`."""
         folder = folder.absolute()
-        self._thread.run(self.crew.load_weights(WeightsRef(str(folder), policy_step, compute_checksum(folder))))
+        self._thread.run(self.pool.load_weights(WeightsRef(str(folder), policy_step, compute_checksum(folder))))
 
     def state_dict(self) -> str:
         """See `RolloutClient.state_dict`. A run may resume from it in one process too."""
@@ -248,9 +253,9 @@ class RolloutWorkers:
 
     def load_state_dict(self, memory: str) -> None:
         """See `RolloutClient.load_state_dict`."""
-        told = json.loads(memory)
-        self._lengths.load_state_dict(told["lengths"])
-        self._before = RolloutStats({**self._before.faults, **told.get("broken", {})})
+        state = json.loads(memory)
+        self._lengths.load_state_dict(state["lengths"])
+        self._earlier_stats = RolloutStats({**self._earlier_stats.faults, **state.get("broken", {})})
 
     def write_notes(self, folder: Path) -> None:
         """Write the state of the workers into a run's folder from now on.
@@ -258,52 +263,52 @@ class RolloutWorkers:
         The files are `fleet.json`, and one log per worker in `fleet/`.
         """
         (folder / LOGS).mkdir(exist_ok=True)
-        self._notes = folder
+        self._status_folder = folder
         self._write_status()
 
-    def _on_heartbeat(self, member: WorkerHandle) -> None:
+    def _on_heartbeat(self, handle: WorkerHandle) -> None:
         """Store the heartbeat of a worker. It runs in the event loop."""
-        self._told[member.name] = member.heartbeat.stats
-        if self._notes is not None and member.heartbeat.log_lines:
+        self._worker_stats[handle.name] = handle.heartbeat.stats
+        if self._status_folder is not None and handle.heartbeat.log_lines:
             # A log that cannot be written must not end the worker.
-            with suppress(OSError), self._get_log_path(member).open("a", encoding="utf-8") as file:
-                file.writelines(f"{line}\n" for line in member.heartbeat.log_lines)
+            with suppress(OSError), self._get_log_path(handle).open("a", encoding="utf-8") as file:
+                file.writelines(f"{line}\n" for line in handle.heartbeat.log_lines)
         self._write_status()
 
-    def _get_log_path(self, member: WorkerHandle) -> Path:
-        return (self._notes or Path()) / LOGS / f"{member.name.replace(' ', '-')}.log"
+    def _get_log_path(self, handle: WorkerHandle) -> Path:
+        return (self._status_folder or Path()) / LOGS / f"{handle.name.replace(' ', '-')}.log"
 
     def _write_status(self) -> None:
-        if self._notes is None:
+        if self._status_folder is None:
             return
         try:
-            write_text_atomically(self._notes / STATUS, json.dumps(self.get_status(), indent=1) + "\n")
+            write_text_atomically(self._status_folder / STATUS, json.dumps(self.get_status(), indent=1) + "\n")
         except OSError as error:  # the trainer meets the same error and reports it
-            log.warning("what the fleet does cannot be written to %s: %s", self._notes, error)
+            log.warning("the status of the workers cannot be written to %s: %s", self._status_folder, error)
 
     def get_status(self) -> dict[str, Json]:
         """Return the state of present and lost workers, for people and files."""
         return {
-            "cluster": self.crew.cluster_name,
-            "policy_step": self.crew.policy_step,
-            "nodes": [describe_worker(member, self._over) for member in list(self.crew.workers.values())],
-            "lost": [asdict(one) for one in self.crew.lost_workers],
-            "groups_replayed": self.crew.retried_groups,
+            "cluster": self.pool.cluster_name,
+            "policy_step": self.pool.policy_step,
+            "nodes": [describe_worker(handle, self._is_closed) for handle in list(self.pool.workers.values())],
+            "lost": [asdict(one) for one in self.pool.lost_workers],
+            "groups_replayed": self.pool.retried_groups,
         }
 
 
-def describe_worker(member: WorkerHandle, over: bool) -> dict[str, Json]:
+def describe_worker(handle: WorkerHandle, over: bool) -> dict[str, Json]:
     """Return the state of one worker. `over` means that the pool ends."""
-    beat = member.heartbeat
+    heartbeat = handle.heartbeat
     return {
-        "name": member.name,
-        "seat": member.slot,
-        "pid": beat.pid,
-        "state": "ended" if over else member.status,
-        "policy_step": beat.policy_step,
-        "rollouts": beat.running_rollouts,
-        "groups": member.groups_played,
-        "rollouts_played": beat.stats.counts.ended,
-        "tokens": beat.stats.counts.sampled_tokens,
-        "faults": sum(beat.stats.faults.values()),
+        "name": handle.name,
+        "seat": handle.slot,
+        "pid": heartbeat.pid,
+        "state": "ended" if over else handle.status,
+        "policy_step": heartbeat.policy_step,
+        "rollouts": heartbeat.running_rollouts,
+        "groups": handle.groups_played,
+        "rollouts_played": heartbeat.stats.counts.ended,
+        "tokens": heartbeat.stats.counts.sampled_tokens,
+        "faults": sum(heartbeat.stats.faults.values()),
     }

@@ -42,10 +42,10 @@ class RayWorker:
 
     async def get_heartbeat(self) -> Heartbeat:
         """See `WorkerClient.get_heartbeat`."""
-        beat: Heartbeat = await await_answer(
+        heartbeat: Heartbeat = await await_answer(
             self._actor.get_heartbeat.options(concurrency_group=_BEATS).remote(), WorkerLost
         )
-        return beat
+        return heartbeat
 
     async def close(self) -> None:
         """See `WorkerClient.close`."""
@@ -63,7 +63,7 @@ class RayWorkerCluster:
     def __init__(self, choice: RayOptions, started: bool, kind: type[RolloutWorker] = RolloutWorker) -> None:
         self._choice = choice
         self._started = started
-        self._places: dict[str, tuple[str, int]] = {}
+        self._machines_by_slot: dict[str, tuple[str, int]] = {}
         """Ray's name of the machine, and the GPUs per worker, by slot."""
         self._nodes: dict[str, RayWorker] = {}
         """Worker started last in each slot."""
@@ -80,17 +80,17 @@ class RayWorkerCluster:
         for machine in await list_machines(WorkerLost):
             names = [f"{machine.name}/{number}" for number in range(max(machine.gpus, self._choice.max_workers, 1))]
             # Used slots come first, so that a machine with less room keeps them.
-            held = [name for name in names if name in self._nodes and not self._nodes[name].was_killed]
-            count, gpus = compute_worker_capacity(self._choice, self._started, machine, len(held))
-            free = [name for name in names if name not in held]
-            found |= dict.fromkeys([*held, *free][:count], (machine.id, gpus))
-        self._places |= found
+            used = [name for name in names if name in self._nodes and not self._nodes[name].was_killed]
+            count, gpus = compute_worker_capacity(self._choice, self._started, machine, len(used))
+            free = [name for name in names if name not in used]
+            found |= dict.fromkeys([*used, *free][:count], (machine.id, gpus))
+        self._machines_by_slot |= found
         return list(found)
 
-    async def start_worker(self, seat: str) -> RayWorker:
+    async def start_worker(self, slot: str) -> RayWorker:
         """See `WorkerCluster.start_worker`."""
-        machine, gpus = self._places[seat]
-        node = self._nodes[seat] = RayWorker(start_actor(self._kind, machine, gpus=gpus, apart=_BEATS))
+        machine, gpus = self._machines_by_slot[slot]
+        node = self._nodes[slot] = RayWorker(start_actor(self._kind, machine, gpus=gpus, apart=_BEATS))
         # Ray returns before the actor runs: its first heartbeat shows that it does.
         try:
             await node.get_heartbeat()
@@ -105,7 +105,7 @@ class RayWorkerCluster:
         return await publish_object({name: PickleBuffer(content) for name, content in files.items()}, WorkerLost)
 
 
-def compute_worker_capacity(choice: RayOptions, started: bool, machine: Machine, held: int) -> tuple[int, int]:
+def compute_worker_capacity(choice: RayOptions, started: bool, machine: Machine, used: int) -> tuple[int, int]:
     """Return the number of workers for which a machine has room, and the GPUs that each of them takes.
 
     Other users of the cluster may hold GPUs, such as Ray Train or other runs.
@@ -114,11 +114,11 @@ def compute_worker_capacity(choice: RayOptions, started: bool, machine: Machine,
         choice: options of the user.
         started: True if this run started the cluster.
         machine: machine of the cluster.
-        held: workers of this run on the machine (>= 0), which count as well.
+        used: workers of this run on the machine (>= 0), which count as well.
     """
     if choice.gpus_per_worker and machine.gpus >= choice.gpus_per_worker:
         return min(
-            machine.gpus, machine.free + held * choice.gpus_per_worker
+            machine.gpus, machine.free + used * choice.gpus_per_worker
         ) // choice.gpus_per_worker, choice.gpus_per_worker
     # Without GPUs: one worker per machine, or all of them if the cluster is this machine alone.
     return (choice.max_workers or 1, 0) if started and not choice.simulate_machines else (1, 0)

@@ -165,11 +165,11 @@ class RolloutWorker:
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
         self._opened: Rollouts | None = None
-        self._places: list[Path] = []
-        self._held = [ExitStack(), ExitStack()]
-        self._turned_s = time.monotonic()
+        self._weight_folders: list[Path] = []
+        self._memory_files = [ExitStack(), ExitStack()]
+        self._loop_seen_s = time.monotonic()
         self._beat = Heartbeat()
-        self._under_way = 0
+        self._running_rollouts = 0
         self._log = _LogBuffer()
 
     async def open(self, setting: WorkerSetup) -> RuntimeInfo:
@@ -188,7 +188,7 @@ class RolloutWorker:
     @property
     def _rollouts(self) -> Rollouts:
         if self._opened is None:
-            raise EngineError("the node's world is not open")
+            raise EngineError("the worker's rollouts are not open")
         return self._opened
 
     async def load_weights(self, weights: WeightsRef, files: Mapping[str, bytes] | None) -> str | None:
@@ -205,7 +205,7 @@ class RolloutWorker:
             folder = await asyncio.to_thread(self._write_weights, files)
         await self._rollouts.engine.load_weights(folder, weights.policy_step)
         # The engine no longer needs the previous files.
-        self._held[1].close()
+        self._memory_files[1].close()
         # Computed after the load, so that it also detects files that changed during the load.
         return await asyncio.to_thread(compute_checksum, folder)
 
@@ -216,27 +216,27 @@ class RolloutWorker:
             EngineError: the memory has no room for the files.
         """
         # Two folders alternate: one for the files that the engine has, one for the next ones.
-        if not self._places:
+        if not self._weight_folders:
             folder = self._stack.enter_context(open_private_folder(Path(tempfile.gettempdir()), _PREFIX))
-            for number, held in enumerate(self._held):
-                self._places.append(folder / str(number))
-                self._places[-1].mkdir()
-                self._stack.callback(held.close)
+            for number, files_in_memory in enumerate(self._memory_files):
+                self._weight_folders.append(folder / str(number))
+                self._weight_folders[-1].mkdir()
+                self._stack.callback(files_in_memory.close)
         # Without running rollouts the old files can go first, so that both need not fit into memory.
-        if not self._under_way:
-            self._held[0].close()
+        if not self._running_rollouts:
+            self._memory_files[0].close()
         # From here on, the first folder is the one to fill.
-        self._places.reverse()
-        self._held.reverse()
-        place, held = self._places[0], self._held[0]
-        held.close()
+        self._weight_folders.reverse()
+        self._memory_files.reverse()
+        place, files_in_memory = self._weight_folders[0], self._memory_files[0]
+        files_in_memory.close()
         for name, content in files.items():
             # A file in memory has no path, so the engine reads it through a link.
             link = place / name
             try:
-                file = held.enter_context(os.fdopen(os.memfd_create(name), "wb"))
+                file = files_in_memory.enter_context(os.fdopen(os.memfd_create(name), "wb"))
                 link.symlink_to(f"/proc/{os.getpid()}/fd/{file.fileno()}")
-                held.callback(link.unlink)
+                files_in_memory.callback(link.unlink)
                 file.write(content)
                 file.flush()
             except OSError as error:
@@ -264,26 +264,26 @@ class RolloutWorker:
             early = Prefetched(
                 group.policy_step, asyncio.Semaphore(rollouts.concurrency), dict(group.finished_rollouts)
             )
-        self._under_way += group.size
+        self._running_rollouts += group.size
         try:
             part = await rollouts.collect_group(group.task, group.size, group.temperature, early)
         finally:
-            self._under_way -= group.size
+            self._running_rollouts -= group.size
         # Let an idle engine free its memory for the trainer.
-        if not self._under_way and isinstance(rollouts.engine, SupportsSleep):
+        if not self._running_rollouts and isinstance(rollouts.engine, SupportsSleep):
             await rollouts.engine.sleep()
         return part if early is not None else replace(part, ungraded_trajectories=())  # no caller needs them
 
     async def get_heartbeat(self) -> Heartbeat:
         """See `WorkerClient.get_heartbeat`."""
         # Time since the last time stamp, without the interval between two of them.
-        behind_s = max(0.0, time.monotonic() - self._turned_s - _TURN_S)
+        behind_s = max(0.0, time.monotonic() - self._loop_seen_s - _TURN_S)
         rollouts = self._opened
         if rollouts is None:
             return Heartbeat(os.getpid(), behind_s, log_lines=self._log.take_lines())
         stats = RolloutStats(dict(rollouts.faults), rollouts.preemptions, rollouts.progress.counts)
         step = rollouts.engine.policy_step
-        return Heartbeat(os.getpid(), behind_s, step, self._under_way, stats, self._log.take_lines())
+        return Heartbeat(os.getpid(), behind_s, step, self._running_rollouts, stats, self._log.take_lines())
 
     async def close(self) -> None:
         """See `WorkerClient.close`."""
@@ -292,7 +292,7 @@ class RolloutWorker:
     async def _watch_event_loop(self) -> None:
         """Write time stamps as long as the event loop runs."""
         while True:
-            self._turned_s = time.monotonic()
+            self._loop_seen_s = time.monotonic()
             await asyncio.sleep(_TURN_S)
 
 

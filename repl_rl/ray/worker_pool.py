@@ -91,17 +91,17 @@ async def call_with_timeout(limit_s: float, what: str, call: Awaitable[T]) -> T:
     Raises:
         WorkerLost: the call took longer than `limit_s`.
     """
-    asked = asyncio.ensure_future(call)
+    future = asyncio.ensure_future(call)
     wait_s = min(limit_s / 10, _LONGEST_WAIT_S)
     try:
         for _ in range(math.ceil(limit_s / wait_s)):
-            await asyncio.wait({asked}, timeout=wait_s)
-            if asked.done():
-                return asked.result()
+            await asyncio.wait({future}, timeout=wait_s)
+            if future.done():
+                return future.result()
         raise WorkerLost(f"{what} took longer than {limit_s:g} s")
     finally:
-        asked.cancel()
-        await asyncio.gather(asked, return_exceptions=True)
+        future.cancel()
+        await asyncio.gather(future, return_exceptions=True)
 
 
 class WeightBroadcast:
@@ -128,7 +128,7 @@ class WeightBroadcast:
         """Replace the current weights."""
         self.weights, self._published, self.rejected_error = weights, None, None
 
-    async def send_to(self, node: WorkerClient) -> None:
+    async def send_to(self, worker: WorkerClient) -> None:
         """Load the current weights into a worker.
 
         Raises:
@@ -138,9 +138,9 @@ class WeightBroadcast:
         if weights is None:
             return
         # The worker returns None if it cannot read the owner's folder.
-        arrived = await node.load_weights(weights, None) if self._shared else None
+        arrived = await worker.load_weights(weights, None) if self._shared else None
         if arrived is None:
-            arrived = await node.load_weights(weights, await self._get_published_files(weights))
+            arrived = await worker.load_weights(weights, await self._get_published_files(weights))
         if arrived != weights.checksum:
             raise WorkerLost(
                 f"weights of policy step {weights.policy_step} arrived as {arrived}, not {weights.checksum}"
@@ -228,9 +228,9 @@ class WorkerHandle:
         self,
         cluster: WorkerCluster,
         setting: WorkerSetup,
-        waits: WorkerTimeouts,
+        timeouts: WorkerTimeouts,
         ready: Callable[["WorkerHandle"], Awaitable[None]],
-        heard: Callable[["WorkerHandle"], None],
+        on_heartbeat: Callable[["WorkerHandle"], None],
     ) -> None:
         """Start the worker, open its engine and consoles, call `ready`, and check its heartbeat all the time.
 
@@ -238,18 +238,22 @@ class WorkerHandle:
             WorkerLost: the worker did not start in time, or is gone.
             ReplRLError: another reason of the loss, such as a setting that cannot be opened.
         """
-        node = self.worker = await call_with_timeout(
-            waits.start_timeout_s, "its start", cluster.start_worker(self.slot)
+        worker = self.worker = await call_with_timeout(
+            timeouts.start_timeout_s, "its start", cluster.start_worker(self.slot)
         )
         self.status = "opening"
 
         async def keep_working() -> None:
-            self.runtime_info = await call_with_timeout(waits.open_timeout_s, "opening its world", node.open(setting))
+            self.runtime_info = await call_with_timeout(
+                timeouts.open_timeout_s, "opening its rollouts", worker.open(setting)
+            )
             await ready(self)
             # Wait forever: only a heartbeat that fails, or a reported loss, ends the worker.
             await asyncio.Event().wait()
 
-        tasks = [asyncio.create_task(work) for work in (keep_working(), self._poll_heartbeat(node, waits, heard))]
+        tasks = [
+            asyncio.create_task(work) for work in (keep_working(), self._poll_heartbeat(worker, timeouts, on_heartbeat))
+        ]
         try:
             await self.await_unless_lost(asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED))
             # Raise the error of the task that ended.
@@ -268,17 +272,17 @@ class WorkerHandle:
             ReplRLError: reason of the loss, if the worker is lost before the call ends.
         """
         # A lost worker may never answer, so wait for its loss as well.
-        asked = asyncio.ensure_future(call)
+        future = asyncio.ensure_future(call)
         try:
-            either: list[asyncio.Future[T] | asyncio.Future[ReplRLError]] = [asked, self.lost_error]
+            either: list[asyncio.Future[T] | asyncio.Future[ReplRLError]] = [future, self.lost_error]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if asked.done():
-                return asked.result()
+            if future.done():
+                return future.result()
             raise self.lost_error.result()
         finally:
-            asked.cancel()
+            future.cancel()
 
-    async def run_probe(self, group: GroupRequest, waits: WorkerTimeouts) -> BatchResult:
+    async def run_probe(self, group: GroupRequest, timeouts: WorkerTimeouts) -> BatchResult:
         """Return the result of a probe group.
 
         Raises:
@@ -286,33 +290,33 @@ class WorkerHandle:
         """
         assert self.worker is not None
         return await call_with_timeout(
-            waits.load_timeout_s, "a line to look at", self.await_unless_lost(self.worker.run_group(group))
+            timeouts.load_timeout_s, "a probe line", self.await_unless_lost(self.worker.run_group(group))
         )
 
     async def _poll_heartbeat(
-        self, node: WorkerClient, waits: WorkerTimeouts, heard: Callable[["WorkerHandle"], None]
+        self, worker: WorkerClient, timeouts: WorkerTimeouts, on_heartbeat: Callable[["WorkerHandle"], None]
     ) -> None:
         while True:
             # Imports may block a worker while it opens, so its heartbeat has more time.
             limit_s = (
-                waits.heartbeat_timeout_s
+                timeouts.heartbeat_timeout_s
                 if self.status == "ready"
-                else max(waits.heartbeat_timeout_s, waits.opening_heartbeat_timeout_s)
+                else max(timeouts.heartbeat_timeout_s, timeouts.opening_heartbeat_timeout_s)
             )
-            self.heartbeat = await call_with_timeout(limit_s, "an answer whether it is alive", node.get_heartbeat())
-            heard(self)
+            self.heartbeat = await call_with_timeout(limit_s, "its heartbeat", worker.get_heartbeat())
+            on_heartbeat(self)
             # A heartbeat arrives even if the event loop of the rollouts is blocked, so check that loop as well.
-            if self.runtime_info is not None and self.heartbeat.event_loop_lag_s > waits.event_loop_timeout_s:
-                raise WorkerLost(f"its event loop has not turned for {self.heartbeat.event_loop_lag_s:.0f} s")
-            await asyncio.sleep(waits.heartbeat_interval_s)
+            if self.runtime_info is not None and self.heartbeat.event_loop_lag_s > timeouts.event_loop_timeout_s:
+                raise WorkerLost(f"its event loop was blocked for {self.heartbeat.event_loop_lag_s:.0f} s")
+            await asyncio.sleep(timeouts.heartbeat_interval_s)
 
-    async def close(self, waits: WorkerTimeouts) -> None:
+    async def close(self, timeouts: WorkerTimeouts) -> None:
         """Close the worker if it still responds, and kill it."""
         if self.worker is None:
             return
         try:
             if self.status == "ready":
-                await call_with_timeout(waits.close_timeout_s, "its end", self.worker.close())
+                await call_with_timeout(timeouts.close_timeout_s, "its end", self.worker.close())
         except WorkerLost:
             pass  # it is killed anyway
         finally:
@@ -325,6 +329,7 @@ class LostWorker:
 
     name: str
     seat: str
+    """Slot of the worker. Readers of `fleet.json` know it by this name."""
     why: str
     could_play: bool = False
     """True if the worker was ready before its loss."""
@@ -336,9 +341,9 @@ class LivenessTimer:
     It limits the time without a worker, and the time without an answer of the cluster.
     """
 
-    def __init__(self, cluster: str, waits: WorkerTimeouts, now_s: float) -> None:
+    def __init__(self, cluster: str, timeouts: WorkerTimeouts, now_s: float) -> None:
         """Start the timer. `cluster` is the name of the cluster in messages."""
-        self._cluster, self._waits = cluster, waits
+        self._cluster, self._timeouts = cluster, timeouts
         self._worker_seen_s = self._answered_s = now_s
         self._silence = ""
 
@@ -366,10 +371,10 @@ class LivenessTimer:
             UnrecoverableError: the time is over.
         """
         silent_s = now_s - self._answered_s
-        if self._silence and silent_s >= self._waits.cluster_timeout_s:
+        if self._silence and silent_s >= self._timeouts.cluster_timeout_s:
             raise self._make_error(f"on a cluster that has not answered for {silent_s:.0f} s", self._silence)
         # Opening a large model may take longer than the wait for any worker.
-        limit_s = self._waits.open_timeout_s if opening else self._waits.no_worker_timeout_s
+        limit_s = self._timeouts.open_timeout_s if opening else self._timeouts.no_worker_timeout_s
         left_s = self._worker_seen_s + limit_s - now_s
         if left_s <= 0:
             # Per slot, report the last worker that was ready, else the last one: its error shows most of the cause.
@@ -412,17 +417,17 @@ class GroupScheduler:
         self._sizes: list[int] = []
         self._within_s = within_s
         self._waiting: list[int] = []
-        self._begun: list[int] = []
+        self._attempt_counts: list[int] = []
         self._running: dict[int, GroupAttempt] = {}
         self._done: set[int] = set()
-        self._members: dict[str, _WorkerSlots] = {}
+        self._slots_by_worker: dict[str, _WorkerSlots] = {}
         self.add(sizes)
 
     def add(self, sizes: Sequence[int]) -> range:
         """Add groups that start after the present ones, and return their numbers."""
         numbers = range(len(self._sizes), len(self._sizes) + len(sizes))
         self._sizes += sizes
-        self._begun += [0] * len(sizes)
+        self._attempt_counts += [0] * len(sizes)
         self._waiting += numbers  # still a heap: each number is larger than all before it
         return numbers
 
@@ -441,19 +446,19 @@ class GroupScheduler:
         """Number of groups that wait for a worker."""
         return len(self._waiting)
 
-    def add_worker(self, node: str, places: int) -> None:
-        """Add a worker with room for `places` rollouts (>= 1). Its name must be new."""
-        assert node not in self._members, node
-        self._members[node] = _WorkerSlots(places)
+    def add_worker(self, worker: str, concurrency: int) -> None:
+        """Add a worker with room for `concurrency` rollouts (>= 1). Its name must be new."""
+        assert worker not in self._slots_by_worker, worker
+        self._slots_by_worker[worker] = _WorkerSlots(concurrency)
 
-    def remove_worker(self, node: str) -> list[GroupAttempt]:
+    def remove_worker(self, worker: str) -> list[GroupAttempt]:
         """Remove a worker, and return its attempts. Their groups wait again."""
-        lost = [attempt for attempt in self._running.values() if attempt.worker == node]
+        lost = [attempt for attempt in self._running.values() if attempt.worker == worker]
         for attempt in lost:
             del self._running[attempt.group]
             # Lower numbers come first in the heap, so these groups start before newer ones.
             heappush(self._waiting, attempt.group)
-        self._members.pop(node, None)
+        self._slots_by_worker.pop(worker, None)
         return lost
 
     def assign_groups(self, now_s: float) -> Iterator[GroupAttempt]:
@@ -461,11 +466,13 @@ class GroupScheduler:
 
         A group that is larger than the room of any worker goes to an idle worker.
         """
-        while self._waiting and (node := self._find_roomiest_worker(self._sizes[self._waiting[0]])) is not None:
+        while self._waiting and (worker := self._find_roomiest_worker(self._sizes[self._waiting[0]])) is not None:
             group = heappop(self._waiting)
-            self._begun[group] += 1
-            self._members[node].used += self._sizes[group]
-            attempt = self._running[group] = GroupAttempt(group, self._begun[group], node, now_s + self._within_s)
+            self._attempt_counts[group] += 1
+            self._slots_by_worker[worker].used += self._sizes[group]
+            attempt = self._running[group] = GroupAttempt(
+                group, self._attempt_counts[group], worker, now_s + self._within_s
+            )
             yield attempt
 
     def finish(self, attempt: GroupAttempt) -> bool:
@@ -474,7 +481,7 @@ class GroupScheduler:
         if self._running.get(attempt.group) != attempt:
             return False
         del self._running[attempt.group]
-        self._members[attempt.worker].used -= self._sizes[attempt.group]
+        self._slots_by_worker[attempt.worker].used -= self._sizes[attempt.group]
         self._done.add(attempt.group)
         return True
 
@@ -485,9 +492,9 @@ class GroupScheduler:
     def _find_roomiest_worker(self, size: int) -> str | None:
         # The smallest pair is the worker with most free room; ties go by name.
         fit = [
-            (member.used - member.total, name)
-            for name, member in self._members.items()
-            if not member.used or member.used + size <= member.total
+            (slots.used - slots.total, name)
+            for name, slots in self._slots_by_worker.items()
+            if not slots.used or slots.used + size <= slots.total
         ]
         return min(fit)[1] if fit else None
 
@@ -519,26 +526,26 @@ class GroupBatch:
     caller_count: int = 0
     call_tasks: set["asyncio.Task[None]"] = field(default_factory=set)
     error: Exception | None = None
-    has_news: bool = True
+    has_changed: bool = True
 
-    def add_groups(self, groups: Sequence[GroupRequest], parts: dict[int, BatchResult]) -> None:
+    def add_groups(self, groups: Sequence[GroupRequest], results: dict[int, BatchResult]) -> None:
         """Add groups. The result of each appears in `parts`, under the index of the group in `groups`."""
         self.caller_count += 1
         numbers = self.scheduler.add([group.size for group in groups])
         for place, (number, group) in enumerate(zip(numbers, groups, strict=True)):
-            self.pending[number] = _PendingGroup(group, parts, place)
-        self.has_news = True
+            self.pending[number] = _PendingGroup(group, results, place)
+        self.has_changed = True
 
     def get_group(self, attempt: GroupAttempt) -> GroupRequest:
         """Return the group of an attempt; it has no result yet."""
         return self.pending[attempt.group].group
 
-    def record_result(self, attempt: GroupAttempt, part: BatchResult) -> bool:
+    def record_result(self, attempt: GroupAttempt, result: BatchResult) -> bool:
         """Record a result. Return False if it is too late, because another attempt counts."""
         if not self.scheduler.finish(attempt):
             return False
-        asked = self.pending.pop(attempt.group)
-        asked.results[asked.index] = part
+        pending = self.pending.pop(attempt.group)
+        pending.results[pending.index] = result
         return True
 
     def track_call(self, call: "asyncio.Task[None]") -> None:
@@ -557,31 +564,31 @@ class GroupBatch:
 class BatchQueue:
     """Running batches, and the workers that can play them."""
 
-    def __init__(self, places: int, within_s: float) -> None:
+    def __init__(self, concurrency: int, within_s: float) -> None:
         """Start without workers and batches.
 
         Args:
-            places: number of concurrent rollouts per worker (>= 1).
+            concurrency: number of concurrent rollouts per worker (>= 1).
             within_s: timeout of a group, seconds (> 0).
         """
-        self._places, self._within_s = places, within_s
-        self._nodes: list[str] = []
+        self._concurrency, self._within_s = concurrency, within_s
+        self._workers: list[str] = []
         self._batches: list[GroupBatch] = []
         self.retried_groups = 0
         """Number of groups that were started again."""
 
-    def add_worker(self, node: str) -> None:
+    def add_worker(self, worker: str) -> None:
         """Add a worker to all batches."""
-        self._nodes.append(node)
+        self._workers.append(worker)
         for batch in self._batches:
-            batch.scheduler.add_worker(node, self._places)
+            batch.scheduler.add_worker(worker, self._concurrency)
 
-    def remove_worker(self, node: str, why: str) -> None:
+    def remove_worker(self, worker: str, why: str) -> None:
         """Remove a lost worker; its groups wait again."""
-        if node in self._nodes:
-            self._nodes.remove(node)
+        if worker in self._workers:
+            self._workers.remove(worker)
         for batch in self._batches:
-            lost = batch.scheduler.remove_worker(node)
+            lost = batch.scheduler.remove_worker(worker)
             self.retried_groups += len(lost)
             # A group that keeps losing workers is probably the cause: end its batch.
             for attempt in lost:
@@ -594,7 +601,7 @@ class BatchQueue:
     def notify(self) -> None:
         """Mark all batches as changed."""
         for batch in self._batches:
-            batch.has_news = True
+            batch.has_changed = True
 
     def iterate_overdue(self, now_s: float) -> Iterator[tuple[GroupAttempt, str]]:
         """Yield overdue attempts, with the task id of each."""
@@ -602,16 +609,16 @@ class BatchQueue:
             for attempt in batch.scheduler.find_overdue(now_s):
                 yield attempt, batch.get_group(attempt).task.id
 
-    def get_open_batch(self, early: bool) -> GroupBatch:
+    def get_open_batch(self, prefetched: bool) -> GroupBatch:
         """Return the batch for new groups: prefetched groups share one, other groups get a new one."""
         for batch in self._batches:
             # A batch with an error takes no more groups.
-            if early and batch.is_prefetch and batch.error is None:
+            if prefetched and batch.is_prefetch and batch.error is None:
                 return batch
-        batch = GroupBatch(GroupScheduler((), self._within_s), early)
+        batch = GroupBatch(GroupScheduler((), self._within_s), prefetched)
         # Each batch counts the room of all workers for itself.
-        for node in self._nodes:
-            batch.scheduler.add_worker(node, self._places)
+        for worker in self._workers:
+            batch.scheduler.add_worker(worker, self._concurrency)
         self._batches.append(batch)
         return batch
 
@@ -630,26 +637,26 @@ class WorkerPool:
         self,
         cluster: WorkerCluster,
         setting: WorkerSetup,
-        places: int,
-        most: int = 0,
-        waits: WorkerTimeouts | None = None,
+        concurrency: int,
+        max_workers: int = 0,
+        timeouts: WorkerTimeouts | None = None,
         shared: bool = True,
-        heard: Callable[[WorkerHandle], None] = lambda _: None,
+        on_heartbeat: Callable[[WorkerHandle], None] = lambda _: None,
     ) -> None:
         """Set up an empty pool.
 
         Args:
             cluster: machines for the workers.
             setting: setting that each worker opens.
-            places: concurrent rollouts per worker (>= 1).
-            most: largest number of workers (>= 0); 0 means one per slot.
-            waits: timeouts and intervals.
+            concurrency: concurrent rollouts per worker (>= 1).
+            max_workers: largest number of workers (>= 0); 0 means one per slot.
+            timeouts: timeouts and intervals.
             shared: workers may read the weights from the owner's folder; False sends the files in any case.
-            heard: function to call after each heartbeat.
+            on_heartbeat: function to call after each heartbeat.
         """
-        self._cluster, self._setting, self._most = cluster, setting, most
-        self.timeouts = waits or WorkerTimeouts()
-        self._heard = heard
+        self._cluster, self._setting, self._max_workers = cluster, setting, max_workers
+        self.timeouts = timeouts or WorkerTimeouts()
+        self._on_heartbeat = on_heartbeat
         self._broadcast, self._weights_lock = WeightBroadcast(cluster, shared), WeightsLock()
         self.workers: dict[str, WorkerHandle] = {}
         """Present workers, by slot."""
@@ -660,8 +667,8 @@ class WorkerPool:
         self._retry_at_s: dict[str, float] = {}
         """Time at which a slot may be used again, by slot."""
         self._started_count = 0
-        self._news = asyncio.Condition()
-        self._batches = BatchQueue(places, self.timeouts.group_timeout_s)
+        self._state_changed = asyncio.Condition()
+        self._batches = BatchQueue(concurrency, self.timeouts.group_timeout_s)
         self._managing: asyncio.Task[None] | None = None
         self._refusal: ReplRLError | None = None
         self._liveness = LivenessTimer(cluster.name, self.timeouts, 0.0)
@@ -684,9 +691,9 @@ class WorkerPool:
             assert self._refusal is not None
             raise self._refusal
         # All workers open the same setting, so any of them can report it.
-        facts = self.ready_workers[0].runtime_info
-        assert facts is not None
-        return facts
+        runtime_info = self.ready_workers[0].runtime_info
+        assert runtime_info is not None
+        return runtime_info
 
     async def close(self) -> None:
         """End every worker and every task of the pool."""
@@ -714,30 +721,30 @@ class WorkerPool:
     @property
     def worker_metrics(self) -> dict[str, float]:
         """Metrics for `metrics.jsonl`."""
-        told = {
+        counts = {
             "nodes": len(self.ready_workers),
             "nodes_lost": len(self.lost_workers),
             "groups_replayed": self.retried_groups,
         }
-        return {f"fleet_{name}": float(count) for name, count in told.items()}
+        return {f"fleet_{name}": float(count) for name, count in counts.items()}
 
     @property
     def ready_workers(self) -> list[WorkerHandle]:
         """Workers that can play."""
-        return [member for member in list(self.workers.values()) if member.status == "ready"]
+        return [handle for handle in list(self.workers.values()) if handle.status == "ready"]
 
     @property
     def _is_starting_worker(self) -> bool:
-        return any(member.status == "opening" for member in self.workers.values())
+        return any(handle.status == "opening" for handle in self.workers.values())
 
     async def _run_manager(self) -> None:
         """Use slots as they appear, and end workers that are overdue."""
         loop = asyncio.get_running_loop()
         while True:
-            seats: Sequence[str] = ()
+            slots: Sequence[str] = ()
             try:
-                seats = await call_with_timeout(
-                    self.timeouts.heartbeat_timeout_s, "a look for seats", self._cluster.list_slots()
+                slots = await call_with_timeout(
+                    self.timeouts.heartbeat_timeout_s, "a search for slots", self._cluster.list_slots()
                 )
                 self._liveness.cluster_ok(loop.time())
             except WorkerLost as error:
@@ -746,10 +753,10 @@ class WorkerPool:
             if self.ready_workers:
                 self._liveness.worker_ready(loop.time())
             # Start a worker in each free slot whose pause is over.
-            for seat in seats:
-                full = bool(self._most) and len(self._worker_tasks) >= self._most
-                if seat not in self._worker_tasks and not full and loop.time() >= self._retry_at_s.get(seat, 0.0):
-                    self._worker_tasks[seat] = asyncio.create_task(self._run_worker(seat))
+            for slot in slots:
+                full = bool(self._max_workers) and len(self._worker_tasks) >= self._max_workers
+                if slot not in self._worker_tasks and not full and loop.time() >= self._retry_at_s.get(slot, 0.0):
+                    self._worker_tasks[slot] = asyncio.create_task(self._run_worker(slot))
             self._expire_overdue()
             await asyncio.sleep(self.timeouts.poll_interval_s)
 
@@ -760,71 +767,71 @@ class WorkerPool:
                 WorkerLost(f"task {task} took longer than {self.timeouts.group_timeout_s:g} s"),
             )
 
-    async def _run_worker(self, seat: str) -> None:
+    async def _run_worker(self, slot: str) -> None:
         """Run one worker in a slot, from its start to its loss."""
         number, self._started_count = self._started_count, self._started_count + 1
-        member = self.workers[seat] = WorkerHandle(f"node {number}", seat)
+        handle = self.workers[slot] = WorkerHandle(f"node {number}", slot)
         try:
             numbered = replace(self._setting, number=number)
-            await member.run(self._cluster, numbered, self.timeouts, self._on_ready, self._heard)
+            await handle.run(self._cluster, numbered, self.timeouts, self._on_ready, self._on_heartbeat)
         except Exception as error:
             why = error if isinstance(error, ReplRLError) else WorkerLost(repr(error))
             # A setting that cannot be opened here cannot be opened elsewhere: `start` raises this error.
-            if member.runtime_info is None and not isinstance(why, WorkerLost):
+            if handle.runtime_info is None and not isinstance(why, WorkerLost):
                 self._refusal = why
-            self._mark_lost(member, why)
+            self._mark_lost(handle, why)
             await self._notify_state_changed()
             # The pause is not spent here, because another slot may take this worker's place meanwhile.
-            self._retry_at_s[seat] = asyncio.get_running_loop().time() + self.timeouts.compute_backoff_s(
-                self._failed[seat]
+            self._retry_at_s[slot] = asyncio.get_running_loop().time() + self.timeouts.compute_backoff_s(
+                self._failed[slot]
             )
         finally:
             # A cancellation must not leave the worker's process behind.
-            await asyncio.shield(member.close(self.timeouts))
-            del self.workers[seat], self._worker_tasks[seat]
+            await asyncio.shield(handle.close(self.timeouts))
+            del self.workers[slot], self._worker_tasks[slot]
 
-    async def _on_ready(self, member: WorkerHandle) -> None:
+    async def _on_ready(self, handle: WorkerHandle) -> None:
         if self._broadcast.weights is None:
-            await self._admit_worker(member)
+            await self._admit_worker(handle)
         else:
             # The new worker reads the owner's folder, so keep it unchanged.
-            await self._weights_lock.read_while_stable(lambda: self._admit_worker(member))
+            await self._weights_lock.read_while_stable(lambda: self._admit_worker(handle))
 
-    async def _admit_worker(self, member: WorkerHandle) -> None:
+    async def _admit_worker(self, handle: WorkerHandle) -> None:
         """Load the current weights into a new worker, and give it groups."""
-        given = None
-        while given is None or given[0] is not self._broadcast.weights:  # they may change during the load
-            given = (self._broadcast.weights,)
-            await self._send_weights(member)
-        member.status = "ready"
-        self._batches.add_worker(member.name)
+        loaded = None
+        while loaded is None or loaded[0] is not self._broadcast.weights:  # they may change during the load
+            loaded = (self._broadcast.weights,)
+            await self._send_weights(handle)
+        handle.status = "ready"
+        self._batches.add_worker(handle.name)
         await self._notify_state_changed()
 
-    async def _send_weights(self, member: WorkerHandle) -> None:
+    async def _send_weights(self, handle: WorkerHandle) -> None:
         """Load the current weights into a worker, within the timeout."""
-        assert member.worker is not None
-        given = member.await_unless_lost(self._broadcast.send_to(member.worker))
-        await call_with_timeout(self.timeouts.load_timeout_s, "new weights", given)
+        assert handle.worker is not None
+        load = handle.await_unless_lost(self._broadcast.send_to(handle.worker))
+        await call_with_timeout(self.timeouts.load_timeout_s, "new weights", load)
 
-    def _mark_lost(self, member: WorkerHandle, error: ReplRLError) -> None:
+    def _mark_lost(self, handle: WorkerHandle, error: ReplRLError) -> None:
         """Mark a worker as lost, kill it, and let its groups wait again."""
         # Several calls may notice the same loss; only the first one counts.
-        if member.status == "lost":
+        if handle.status == "lost":
             return
-        could_play, member.status = member.status == "ready", "lost"
-        self._failed[member.slot] = 0 if member.groups_played else self._failed.get(member.slot, 0) + 1
-        self.lost_workers.append(LostWorker(member.name, member.slot, str(error), could_play))
-        log.warning("%s of the fleet, at %s, is lost: %s", member.name, member.slot, error)
-        if member.worker is not None:
-            member.worker.kill()
-        self._batches.remove_worker(member.name, str(error))
+        could_play, handle.status = handle.status == "ready", "lost"
+        self._failed[handle.slot] = 0 if handle.groups_played else self._failed.get(handle.slot, 0) + 1
+        self.lost_workers.append(LostWorker(handle.name, handle.slot, str(error), could_play))
+        log.warning("%s of the workers, at %s, is lost: %s", handle.name, handle.slot, error)
+        if handle.worker is not None:
+            handle.worker.kill()
+        self._batches.remove_worker(handle.name, str(error))
         # End the calls that wait for this worker.
-        member.lost_error.set_result(error)
+        handle.lost_error.set_result(error)
 
     async def _notify_state_changed(self) -> None:
         self._batches.notify()
-        async with self._news:
-            self._news.notify_all()
+        async with self._state_changed:
+            self._state_changed.notify_all()
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait for a condition that depends on workers.
@@ -833,7 +840,7 @@ class WorkerPool:
             UnrecoverableError: no worker was ready for too long, or the cluster does not answer.
         """
         loop = asyncio.get_running_loop()
-        async with self._news:
+        async with self._state_changed:
             while True:
                 if self.ready_workers:
                     self._liveness.worker_ready(loop.time())
@@ -843,7 +850,7 @@ class WorkerPool:
                 # Wake up regularly, because the timer may expire without any news.
                 try:
                     async with asyncio.timeout(min(left_s, self.timeouts.poll_interval_s)):
-                        await self._news.wait()
+                        await self._state_changed.wait()
                 except TimeoutError:
                     pass  # check timer and condition again
 
@@ -857,13 +864,13 @@ class WorkerPool:
         async with self._weights_lock:
             self._broadcast.set_weights(weights)
             ready = self.ready_workers
-            given = await asyncio.gather(*map(self._send_weights, ready), return_exceptions=True)
+            errors = await asyncio.gather(*map(self._send_weights, ready), return_exceptions=True)
             if self._broadcast.rejected_error is not None:
                 raise self._broadcast.rejected_error
             # A loss concerns one worker; any other error would occur on all of them.
-            for member, error in zip(ready, given, strict=True):
+            for handle, error in zip(ready, errors, strict=True):
                 if isinstance(error, WorkerLost | UnrecoverableError):
-                    self._mark_lost(member, error)
+                    self._mark_lost(handle, error)
                 elif error is not None:
                     raise error
             await self.wait_until(lambda: bool(self.ready_workers))
@@ -871,28 +878,28 @@ class WorkerPool:
             await self._weights_lock.wait_until_unread()
 
     async def run_groups(
-        self, groups: Sequence[GroupRequest], early: dict[int, BatchResult] | None = None
+        self, groups: Sequence[GroupRequest], prefetched: dict[int, BatchResult] | None = None
     ) -> list[BatchResult]:
         """Play all groups on any workers, and return their results in order.
 
-        With `early`, these are prefetched groups. They share the workers with those of other later steps; earlier
-        requests come first. Each result is in `early`, under the index of its group, as soon as it has arrived.
+        With `prefetched`, these are prefetched groups. They share the workers with those of other later steps; earlier
+        requests come first. Each result is in `prefetched`, under the index of its group, as soon as it has arrived.
 
         Raises:
             UnrecoverableError: no worker was ready for too long, or one group ended worker after worker.
             ReplRLError: an error of a worker that any other worker would raise too.
         """
-        parts: dict[int, BatchResult] = {} if early is None else early
-        batch = self._batches.get_open_batch(early is not None)
-        batch.add_groups(groups, parts)
+        results: dict[int, BatchResult] = {} if prefetched is None else prefetched
+        batch = self._batches.get_open_batch(prefetched is not None)
+        batch.add_groups(groups, results)
         try:
             async with self._weights_lock:
-                while len(parts) < len(groups):
+                while len(results) < len(groups):
                     # Wait for a result or a change of the workers, then start as many groups as fit.
                     await self.wait_until(
-                        lambda: batch.has_news or batch.error is not None or len(parts) == len(groups)
+                        lambda: batch.has_changed or batch.error is not None or len(results) == len(groups)
                     )
-                    batch.has_news = False
+                    batch.has_changed = False
                     if batch.error is not None:
                         raise batch.error
                     for attempt in batch.scheduler.assign_groups(asyncio.get_running_loop().time()):
@@ -901,7 +908,7 @@ class WorkerPool:
                         )
         finally:
             await self._batches.release(batch)
-        return [parts[place] for place in range(len(groups))]
+        return [results[place] for place in range(len(groups))]
 
     async def run_probe(self, group: GroupRequest) -> list[BatchResult]:
         """Return the results of a probe group on every ready worker. Raises the errors of `run_groups`."""
@@ -909,30 +916,30 @@ class WorkerPool:
             while True:
                 await self.wait_until(lambda: bool(self.ready_workers))
                 ready = self.ready_workers
-                asked = (member.run_probe(group, self.timeouts) for member in ready)
-                told = await asyncio.gather(*asked, return_exceptions=True)
-                for member, one in zip(ready, told, strict=True):
-                    if isinstance(one, WorkerLost | UnrecoverableError):
-                        self._mark_lost(member, one)
-                    elif isinstance(one, BaseException):
-                        raise one
+                probes = (handle.run_probe(group, self.timeouts) for handle in ready)
+                results = await asyncio.gather(*probes, return_exceptions=True)
+                for handle, result in zip(ready, results, strict=True):
+                    if isinstance(result, WorkerLost | UnrecoverableError):
+                        self._mark_lost(handle, result)
+                    elif isinstance(result, BaseException):
+                        raise result
                 # If all these workers were lost, ask the next ones.
-                if found := [one for one in told if isinstance(one, BatchResult)]:
-                    return found
+                if played := [result for result in results if isinstance(result, BatchResult)]:
+                    return played
 
     def _get_worker(self, attempt: GroupAttempt) -> WorkerHandle:
-        return next(member for member in self.workers.values() if member.name == attempt.worker)
+        return next(handle for handle in self.workers.values() if handle.name == attempt.worker)
 
-    async def _run_attempt(self, batch: GroupBatch, attempt: GroupAttempt, member: WorkerHandle) -> None:
-        assert member.worker is not None
+    async def _run_attempt(self, batch: GroupBatch, attempt: GroupAttempt, handle: WorkerHandle) -> None:
+        assert handle.worker is not None
         try:
-            part = await member.worker.run_group(batch.get_group(attempt))
-            if batch.record_result(attempt, part):
-                member.groups_played += 1
+            result = await handle.worker.run_group(batch.get_group(attempt))
+            if batch.record_result(attempt, result):
+                handle.groups_played += 1
         except (WorkerLost, UnrecoverableError) as error:
             # If the group has another attempt by now, this worker is already marked as lost.
             if batch.scheduler.running.get(attempt.group) == attempt:
-                self._mark_lost(member, error)
+                self._mark_lost(handle, error)
         except Exception as error:
             # Any other worker would raise this error too.
             batch.error = batch.error or error

@@ -86,8 +86,8 @@ def test_any_number_of_nodes_that_play_ahead_train_the_weights_of_one_process_th
 def test_a_training_ahead_whose_nodes_die_freeze_and_come_ends_the_same(whole: Trained, tmp_path: Path) -> None:
     with fleet(hard_times()) as source:
         trained = Trained(source, tmp_path, AHEAD)
-        assert len(source.crew.lost_workers) == 3
-        assert source.crew.retried_groups >= 3
+        assert len(source.pool.lost_workers) == 3
+        assert source.pool.retried_groups >= 3
     assert all(torch.equal(weight, whole.weights[name]) for name, weight in trained.weights.items())
     assert all(row["staleness_max"] <= 2 for row in trained.rows)
     assert len([t.id for t in trained.played]) == len({t.id for t in trained.played}) == len(whole.played)
@@ -230,7 +230,7 @@ def test_a_group_that_has_ended_is_told_while_others_go_on() -> None:
 
 def test_who_waits_for_a_group_of_a_step_that_fails_waits_no_longer(tmp_path: Path) -> None:
     with fleet(MemoryCluster(2), opener=deaf) as source:
-        source._thread.run(until(lambda: len(source.crew.ready_workers) == 2))
+        source._thread.run(until(lambda: len(source.pool.ready_workers) == 2))
         source.load_weights(weights(tmp_path), 4)
         source.start_rollouts(IDS, 5)
         source.wait_for_first_group([(5, [len(IDS)])])
@@ -252,7 +252,7 @@ def test_what_group_judges_add_is_added_once_by_a_run_that_goes_on() -> None:
 
 def test_a_node_that_did_not_take_the_weights_is_told_by_its_line(tmp_path: Path) -> None:
     with fleet(MemoryCluster(2), opener=deaf) as source:
-        source._thread.run(until(lambda: len(source.crew.ready_workers) == 2))
+        source._thread.run(until(lambda: len(source.pool.ready_workers) == 2))
         source.load_weights(weights(tmp_path), 4)
         looked = source.sample_probe_lines("t0")
         assert sorted(t.lines[0].policy_step for t in looked) == [0, 4]
@@ -269,9 +269,9 @@ def test_a_node_that_is_lost_while_it_is_looked_at_is_none_of_those_that_tell() 
 
     cluster = MemoryCluster(2, strike)
     with fleet(cluster, replace(QUICK, no_worker_timeout_s=20.0)) as source:
-        source._thread.run(until(lambda: len(source.crew.ready_workers) == 2))
+        source._thread.run(until(lambda: len(source.pool.ready_workers) == 2))
         assert 1 <= len(source.sample_probe_lines("t0")) <= 2
-        assert [one.why for one in source.crew.lost_workers] == [str(WorkerLost("it was killed by the test"))]
+        assert [one.why for one in source.pool.lost_workers] == [str(WorkerLost("it was killed by the test"))]
 
 
 def test_nothing_is_under_way_after_the_end() -> None:
@@ -281,7 +281,7 @@ def test_nothing_is_under_way_after_the_end() -> None:
         source.start_rollouts(IDS, 2)
         source._thread.run(until(lambda: Halting.written == 12))
     assert all(node.calls["play"] for node in cluster.nodes)
-    assert all(node._inner._under_way == 0 for node in cluster.nodes)
+    assert all(node._inner._running_rollouts == 0 for node in cluster.nodes)
 
 
 def test_how_long_anything_was_under_way_is_counted() -> None:

@@ -66,9 +66,9 @@ def test_the_status_of_a_run_names_its_nodes_and_the_lost_ones(
     cluster = MemoryCluster(2)
     with fleet(cluster) as source:
         source.write_notes(tmp_path)
-        wait_for(lambda: len(source.crew.ready_workers) == 2, None)
+        wait_for(lambda: len(source.pool.ready_workers) == 2, None)
         cluster.nodes[-1].kill()
-        wait_for(lambda: source.crew.lost_workers and len(source.crew.ready_workers) == 2, None)
+        wait_for(lambda: source.pool.lost_workers and len(source.pool.ready_workers) == 2, None)
         source.collect(["t0"], 0)
         wait_for(lambda: told_of(tmp_path)["lost"] and json.dumps(told_of(tmp_path)).count('"ready"') == 2, None)
         assert main(["workers", "status", str(tmp_path)]) == 0

@@ -86,9 +86,9 @@ def test_a_frozen_node_is_given_up_and_what_it_says_later_is_ignored(expected: l
     cluster = MemoryCluster(2, strike)
     with fleet(cluster) as source:
         assert untimed(source.collect(IDS, 0)) == expected
-        (lost,) = source.crew.lost_workers
-        assert "an answer whether it is alive took longer than 0.5 s" in lost.why
-        assert source.crew.retried_groups >= 1
+        (lost,) = source.pool.lost_workers
+        assert "its heartbeat took longer than 0.5 s" in lost.why
+        assert source.pool.retried_groups >= 1
         assert source.metrics(expected)["fleet_nodes_lost"] == 1
 
 
@@ -97,22 +97,22 @@ def test_a_seat_whose_nodes_have_played_nothing_is_taken_again_and_again() -> No
     with fleet(cluster, replace(QUICK, retry_backoff_s=0.01)) as source:
         source.collect(IDS, 0)
         for lost in range(1, 6):
-            wait_for(lambda: len(source.crew.ready_workers) == 2, None)
+            wait_for(lambda: len(source.pool.ready_workers) == 2, None)
             cluster.nodes[-1].kill()
-            wait_for(lambda: len(source.crew.lost_workers) == lost, None)  # noqa: B023
-        wait_for(lambda: len(source.crew.ready_workers) == 2, None)
-        assert len({one.seat for one in source.crew.lost_workers}) == 1
+            wait_for(lambda: len(source.pool.lost_workers) == lost, None)  # noqa: B023
+        wait_for(lambda: len(source.pool.ready_workers) == 2, None)
+        assert len({one.seat for one in source.pool.lost_workers}) == 1
         assert len(cluster.nodes) == 7
 
 
 def test_a_seat_that_rests_keeps_no_other_from_being_taken() -> None:
     cluster = MemoryCluster(3)
     with fleet(cluster, replace(QUICK, retry_backoff_s=600, max_retry_backoff_s=600), nodes=2) as source:
-        wait_for(lambda: len(source.crew.ready_workers) == 2, None)
+        wait_for(lambda: len(source.pool.ready_workers) == 2, None)
         cluster.nodes[0].kill()
-        wait_for(lambda: len(source.crew.lost_workers) == 1, None)
-        wait_for(lambda: len(source.crew.ready_workers) == 2, None)
-        assert source.crew.lost_workers[0].seat not in source.crew.workers
+        wait_for(lambda: len(source.pool.lost_workers) == 1, None)
+        wait_for(lambda: len(source.pool.ready_workers) == 2, None)
+        assert source.pool.lost_workers[0].seat not in source.pool.workers
 
 
 def test_a_node_that_joins_has_the_weights_of_now_before_it_plays(tmp_path: Path) -> None:
@@ -193,16 +193,16 @@ def test_a_node_that_freezes_before_it_can_play_is_given_up_as_one_that_plays(ca
         wait_for(lambda: len(cluster.nodes) == 2, None)
         cluster.stuck, cluster.nodes[1].frozen = "", True
         assert {t.policy_step for t in source.collect(IDS, 1)} == {1}
-        assert [one.name for one in source.crew.lost_workers] == ["node 0", "node 1"]
+        assert [one.name for one in source.pool.lost_workers] == ["node 0", "node 1"]
 
 
 def test_a_hand_over_whose_peer_freezes_ends_with_its_heartbeat(tmp_path: Path, expected: list[Trajectory]) -> None:
     cluster = MemoryCluster(2)
     with fleet(cluster, replace(QUICK, load_timeout_s=1e6)) as source:
-        wait_for(lambda: len(source.crew.ready_workers) == 2, None)
+        wait_for(lambda: len(source.pool.ready_workers) == 2, None)
         cluster.nodes[0].frozen = True
         source.load_weights(weights(tmp_path / "w"), 0)
-        assert [one.name for one in source.crew.lost_workers] == ["node 0"]
+        assert [one.name for one in source.pool.lost_workers] == ["node 0"]
         assert untimed(source.collect(IDS, 0)) == expected
 
 
@@ -230,7 +230,7 @@ def test_weights_for_which_the_cluster_has_no_room_stop_the_run_and_end_no_node(
         cluster.full = True
         with pytest.raises(UnrecoverableError, match="object store of memory is 'full'; give it room"):
             source.load_weights(weights(tmp_path / "w"), 1)
-        assert not source.crew.lost_workers
+        assert not source.pool.lost_workers
 
 
 def test_a_task_under_which_node_after_node_goes_stops_the_run() -> None:

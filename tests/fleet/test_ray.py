@@ -72,7 +72,7 @@ def on(started: StartedCluster, stack: ExitStack, shared: bool = True, nodes: in
 
 
 def pids(source: RolloutWorkers) -> list[int]:
-    return [member.heartbeat.pid for member in source.crew.ready_workers if member.heartbeat.pid]
+    return [member.heartbeat.pid for member in source.pool.ready_workers if member.heartbeat.pid]
 
 
 def both(source: RolloutWorkers) -> list[int]:
@@ -90,7 +90,7 @@ def test_nodes_on_ray_play_what_one_process_plays(
         assert untimed(source.collect(IDS, 0)) == expected
         source.load_weights(weights(tmp_path / "w"), 3)
         assert {t.policy_step for t in source.collect(IDS, 3)} == {3}
-        assert [member.groups_played > 0 for member in source.crew.ready_workers] == [True, True]
+        assert [member.groups_played > 0 for member in source.pool.ready_workers] == [True, True]
 
 
 def listening(process: psutil.Process) -> list[str]:
@@ -121,7 +121,7 @@ def test_a_node_that_is_killed_or_frozen_is_outlived_and_leaves_nothing(
             assert children, "the node's consoles"
             struck = threading.Timer(0.2, victim.send_signal, [harm])
             struck.start()
-            while len(source.crew.lost_workers) < number:
+            while len(source.pool.lost_workers) < number:
                 assert untimed(source.collect(IDS, 0)) == expected
             struck.join()
             wait_for(lambda: not any(p.is_running() for p in (victim, *children)), None, 30)  # noqa: B023
@@ -136,11 +136,11 @@ def test_a_machine_that_comes_is_used_and_one_that_goes_is_outlived(
         source = on(started, stack)
         both(source)
         machine = add_machine(started.machines, num_cpus=1)
-        wait_for(lambda: len(source.crew.ready_workers) == 3, None)
+        wait_for(lambda: len(source.pool.ready_workers) == 3, None)
         assert untimed(source.collect(IDS, 0)) == expected
         gone = threading.Timer(0.1, remove_machine, [started.machines, machine])
         gone.start()
-        while not source.crew.lost_workers:
+        while not source.pool.lost_workers:
             assert untimed(source.collect(IDS, 0)) == expected
         gone.join()
         assert untimed(source.collect(IDS, 0)) == expected

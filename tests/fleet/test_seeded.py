@@ -65,10 +65,10 @@ def test_any_number_of_nodes_on_ray_trains_the_weights_of_one_process(
         WORLD, RayOptions("", nodes, 1, True, 600.0), WorkerTimeouts(no_worker_timeout_s=600), shared
     )
     with RolloutWorkers(nullcontext(started.cluster), plan, TASKS) as source:
-        wait_for(lambda: len(source.crew.ready_workers) == nodes, None, 600)
+        wait_for(lambda: len(source.pool.ready_workers) == nodes, None, 600)
         trained = Trained(source, tmp_path)
-        assert all(member.groups_played for member in source.crew.ready_workers)
-        assert not source.crew.lost_workers
+        assert all(member.groups_played for member in source.pool.ready_workers)
+        assert not source.pool.lost_workers
     assert [t.id for t in trained.played] == [t.id for t in whole.played]
     assert trained.played == whole.played
     assert trained.weights.keys() == whole.weights.keys()

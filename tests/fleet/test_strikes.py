@@ -100,7 +100,7 @@ class Arena:
 
     def pids(self) -> dict[str, int]:
         """Of nodes that can play, by seat."""
-        return {member.slot: member.heartbeat.pid for member in self.source.crew.ready_workers if member.heartbeat.pid}
+        return {member.slot: member.heartbeat.pid for member in self.source.pool.ready_workers if member.heartbeat.pid}
 
     def hand_over(self) -> None:
         """Give all nodes other weights."""
@@ -250,7 +250,7 @@ def test_an_actor_that_is_killed_at_any_moment_changes_nothing(fleet: Open, caps
                 signalled([pid], signal.SIGKILL)
                 return remains
 
-            arena.strike(blow, lambda: len(arena.source.crew.lost_workers) >= number, tally)  # noqa: B023
+            arena.strike(blow, lambda: len(arena.source.pool.lost_workers) >= number, tally)  # noqa: B023
             arena.get_back()
 
 
@@ -271,7 +271,7 @@ def test_a_fork_server_that_is_killed_at_any_moment_changes_nothing_and_costs_no
     with told("fork server killed", capsys) as tally:
         for _ in range(COUNT):
             arena.strike(blow, lambda: True, tally)
-        assert not arena.source.crew.lost_workers
+        assert not arena.source.pool.lost_workers
 
 
 def test_an_engine_that_is_killed_at_any_moment_changes_nothing_and_costs_no_node(
@@ -293,7 +293,7 @@ def test_an_engine_that_is_killed_at_any_moment_changes_nothing_and_costs_no_nod
     with told("engine killed", capsys) as tally:
         for _ in range(COUNT):
             arena.strike(blow, lambda: True, tally)
-        assert not arena.source.crew.lost_workers
+        assert not arena.source.pool.lost_workers
 
 
 def test_a_hand_over_of_weights_whose_peer_is_killed_or_frozen_ends_in_time(
@@ -308,7 +308,7 @@ def test_a_hand_over_of_weights_whose_peer_is_killed_or_frozen_ends_in_time(
             timer = threading.Timer(arena.dice.uniform(0, 0.2), signalled, [[pid], harm])
             timer.start()
             begun_s = time.monotonic()
-            while len(arena.source.crew.lost_workers) < number:
+            while len(arena.source.pool.lost_workers) < number:
                 loading_s = time.monotonic()
                 arena.hand_over()
                 assert time.monotonic() - loading_s < WAITS.heartbeat_timeout_s + WAITS.heartbeat_interval_s + 5
@@ -361,7 +361,7 @@ def test_a_machine_that_goes_and_one_that_comes_at_any_moment_change_nothing(
 
             arena.strike(remove, lambda: pid not in arena.pids().values(), gone)  # noqa: B023
             arena.strike(
-                add, lambda: [m.groups_played > 0 for m in arena.source.crew.ready_workers] == [True, True], come
+                add, lambda: [m.groups_played > 0 for m in arena.source.pool.ready_workers] == [True, True], come
             )
 
 
@@ -374,7 +374,7 @@ def test_a_machine_that_is_frozen_at_any_moment_and_thawed_later_changes_nothing
             seat, pid = arena.dice.choice(sorted(arena.pids().items()))
             machine = arena.machine(seat)
             frozen_s = arena.dice.uniform(1, 2 * WAITS.heartbeat_timeout_s)
-            losses = len(arena.source.crew.lost_workers)
+            losses = len(arena.source.pool.lost_workers)
             long = frozen_s > WAITS.heartbeat_timeout_s + WAITS.heartbeat_interval_s
 
             def blow() -> Remains:
@@ -385,7 +385,7 @@ def test_a_machine_that_is_frozen_at_any_moment_and_thawed_later_changes_nothing
                 return node if long else set()  # noqa: B023
 
             arena.strike(blow, lambda: True, tally)
-            lost = len(arena.source.crew.lost_workers) - losses
+            lost = len(arena.source.pool.lost_workers) - losses
             assert lost == 1 if long else lost <= 1
             arena.get_back()
 
@@ -404,7 +404,7 @@ def test_an_object_store_that_others_fill_at_any_moment_changes_nothing(
                 return set()
 
             arena.strike(blow, lambda: True, tally)
-        assert not arena.source.crew.lost_workers
+        assert not arena.source.pool.lost_workers
 
 
 def test_weights_larger_than_the_object_store_arrive_all_the_same(fleet: Open, tmp_path: Path) -> None:
@@ -412,7 +412,7 @@ def test_weights_larger_than_the_object_store_arrive_all_the_same(fleet: Open, t
     large = weights(tmp_path / "large", bytes(STORE_BYTES + 16 * _MIB))
     arena.source.load_weights(large, 7)
     assert {t.policy_step for t in arena.source.collect(IDS, 7)} == {7}
-    assert not arena.source.crew.lost_workers
+    assert not arena.source.pool.lost_workers
 
 
 @pytest.mark.parametrize("harm", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])

@@ -67,6 +67,6 @@ def test_a_training_whose_nodes_die_freeze_and_come_ends_the_same(whole: Trained
     cluster = hard_times()
     with fleet(cluster) as source:
         trained = Trained(source, tmp_path)
-        assert len(source.crew.lost_workers) == 3
+        assert len(source.pool.lost_workers) == 3
     check_alike(trained, whole)
     assert len(cluster.nodes) >= 5
