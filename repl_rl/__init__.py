@@ -21,7 +21,7 @@ _HOMES = {
     "Curriculum": "tasks",
     "Docker": "sandbox",
     "Engine": "engine.base",
-    "EnvironmentSampler": "samplers.environment",
+    "EnvironmentSampler": "integrations.environment_sampler",
     "Episode": "rollout.episode",
     "Exchange": "samplers.feedback_sampler",
     "Execution": "trajectory.trajectory",

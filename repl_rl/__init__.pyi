@@ -22,6 +22,7 @@ from repl_rl.evaluation import TaskResult as TaskResult
 from repl_rl.evaluation import compare as compare
 from repl_rl.evaluation import pass_at_k as pass_at_k
 from repl_rl.evaluation import wilson as wilson
+from repl_rl.integrations.environment_sampler import EnvironmentSampler as EnvironmentSampler
 from repl_rl.judges import grade_async as grade_async
 from repl_rl.rollout import ReplSampler as ReplSampler
 from repl_rl.rollout import Rollouts as Rollouts
@@ -47,7 +48,6 @@ from repl_rl.runs.store import write_step as write_step
 from repl_rl.runs.trajectory_player import TrajectoryPlayer as TrajectoryPlayer
 from repl_rl.samplers.chat_tool_sampler import ChatToolSampler as ChatToolSampler
 from repl_rl.samplers.chat_tool_sampler import JudgeToolSampler as JudgeToolSampler
-from repl_rl.samplers.environment import EnvironmentSampler as EnvironmentSampler
 from repl_rl.samplers.feedback_sampler import Exchange as Exchange
 from repl_rl.samplers.feedback_sampler import Feedback as Feedback
 from repl_rl.samplers.feedback_sampler import FeedbackSampler as FeedbackSampler

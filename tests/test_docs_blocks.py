@@ -20,8 +20,8 @@ from tests.documents import PAGES, ROOT, SITE, fenced
 
 KINDS = {
     "python": "test_pages_types.py type-checks it; the test of its page runs it",
-    "openenv": "samplers/test_openenv.py plays it",
-    "verifiers": "samplers/test_verifiers.py plays it, samplers/test_verifiers_on_vllm.py trains with it",
+    "openenv": "integrations/test_openenv.py plays it",
+    "verifiers": "integrations/test_verifiers.py plays it, integrations/test_verifiers_on_vllm.py trains with it",
     "inspect": "bench/test_harness.py runs it",
     "sh": "test_docs_commands.py runs what begins with repl-rl; the rest is read here",
     "bash": "read here: it needs a cluster",
