@@ -67,6 +67,8 @@ from repl_rl.sft.select_rollouts import select_best_rollouts as select_best_roll
 from repl_rl.tasks import Curriculum as Curriculum
 from repl_rl.tasks import FollowUp as FollowUp
 from repl_rl.tasks import Task as Task
+from repl_rl.tasks import TaskRequest as TaskRequest
+from repl_rl.tasks import TaskSource as TaskSource
 from repl_rl.tasks import Workspace as Workspace
 from repl_rl.tasks import load_tasks as load_tasks
 from repl_rl.tasks.generated_tasks import generate as generate
@@ -144,7 +146,9 @@ __all__ = [
     "Study",
     "SyncRollouts",
     "Task",
+    "TaskRequest",
     "TaskResult",
+    "TaskSource",
     "TrainerConfig",
     "Trajectory",
     "TrajectoryPlayer",

@@ -17,13 +17,13 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache, partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.metadata import EntryPoints, entry_points
+from importlib.metadata import EntryPoint, entry_points
 from types import FrameType, ModuleType, NoneType, UnionType
 from typing import Annotated, ClassVar, Generic, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -123,8 +123,14 @@ class Registry(Generic[K]):
         return {name: kind for name, kind in self.entries.items() if has_options(kind)}
 
 
+class _EntryPoints(Protocol):
+    """Entry points of all groups, whose class differs between versions of Python."""
+
+    def select(self, *, group: str) -> Iterable[EntryPoint]: ...
+
+
 @cache
-def _read_entry_points() -> EntryPoints:
+def _read_entry_points() -> _EntryPoints:
     """Read the entry points of all installed packages, once per process because it takes a tenth of a second."""
     return entry_points()
 

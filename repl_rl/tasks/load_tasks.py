@@ -64,7 +64,7 @@ def load_tasks(
               judge `math`;
             - `math500:`, `aime:`, `humaneval:`, `mbpp:` and then PATH or `dataset:NAME`: see
               `repl_rl.tasks.public_benchmarks`;
-            - `KIND:PLACE`: a source of an installed package, see `repl_rl.tasks.TaskSource`.
+            - `KIND:PLACE`: a source of an installed package, see `repl_rl.TaskSource`.
 
             A file or data set may end in options such as `?question=problem&judge=math`. They name the fields that hold
             `id`, `question`, `answer` and `family` (`a.b` reads a nested one), the judge of all rows, and a data set's
