@@ -22,6 +22,7 @@ from repl_rl.evaluation import TaskResult as TaskResult
 from repl_rl.evaluation import compare as compare
 from repl_rl.evaluation import pass_at_k as pass_at_k
 from repl_rl.evaluation import wilson as wilson
+from repl_rl.integrations.environment_sampler import EnvironmentSampler as EnvironmentSampler
 from repl_rl.judges import grade_async as grade_async
 from repl_rl.rollout import ReplSampler as ReplSampler
 from repl_rl.rollout import Rollouts as Rollouts
@@ -47,7 +48,6 @@ from repl_rl.runs.store import write_step as write_step
 from repl_rl.runs.trajectory_player import TrajectoryPlayer as TrajectoryPlayer
 from repl_rl.samplers.chat_tool_sampler import ChatToolSampler as ChatToolSampler
 from repl_rl.samplers.chat_tool_sampler import JudgeToolSampler as JudgeToolSampler
-from repl_rl.samplers.environment import EnvironmentSampler as EnvironmentSampler
 from repl_rl.samplers.feedback_sampler import Exchange as Exchange
 from repl_rl.samplers.feedback_sampler import Feedback as Feedback
 from repl_rl.samplers.feedback_sampler import FeedbackSampler as FeedbackSampler
@@ -67,6 +67,8 @@ from repl_rl.sft.select_rollouts import select_best_rollouts as select_best_roll
 from repl_rl.tasks import Curriculum as Curriculum
 from repl_rl.tasks import FollowUp as FollowUp
 from repl_rl.tasks import Task as Task
+from repl_rl.tasks import TaskRequest as TaskRequest
+from repl_rl.tasks import TaskSource as TaskSource
 from repl_rl.tasks import Workspace as Workspace
 from repl_rl.tasks import load_tasks as load_tasks
 from repl_rl.tasks.generated_tasks import generate as generate
@@ -144,7 +146,9 @@ __all__ = [
     "Study",
     "SyncRollouts",
     "Task",
+    "TaskRequest",
     "TaskResult",
+    "TaskSource",
     "TrainerConfig",
     "Trajectory",
     "TrajectoryPlayer",

@@ -34,6 +34,11 @@ OLD_MODULES = MappingProxyType(
         "repl_rl.record.setup": "repl_rl.trajectory.trajectory",
         "repl_rl.record.trajectory": "repl_rl.trajectory.trajectory",
         "repl_rl.samplers.conformance": "repl_rl.samplers.conformance_checks",
+        "repl_rl.samplers.environment": "repl_rl.integrations.environment_sampler",
+        "repl_rl.samplers.verifiers": "repl_rl.integrations.verifiers_sampler",
+        "repl_rl.samplers.verifiers_agent": "repl_rl.integrations.verifiers_sampler",
+        "repl_rl.samplers.verifiers_tools": "repl_rl.integrations.verifiers_sampler",
+        "repl_rl.tasks.environments": "repl_rl.integrations.verifiers_tasks",
     }
 )
 """Old path to the new one of each moved module that pages and settings named."""
@@ -193,7 +198,7 @@ OLD_MEMBERS = MappingProxyType(
             "rollouts": "make_rollouts",
             "witness": "make_recording_engine",
         },
-        "repl_rl.samplers.environment:EnvironmentSampler": {"tasks": "make_tasks"},
+        "repl_rl.integrations.environment_sampler:EnvironmentSampler": {"tasks": "make_tasks"},
         "repl_rl.sandbox.base:HostCallHandler": {"answer": "answer_call"},
         "repl_rl.sandbox.base:LineResult": {"cut": "truncated", "more": "incomplete"},
         "repl_rl.sandbox.base:SandboxConfig": {

@@ -38,15 +38,15 @@ from repl_rl.rollout.prompts import load_template, validate_recorded_template
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.rollout.sync_rollouts import EventLoopThread
 from repl_rl.rollout.token_renderer import Overshoot, PromptSpace, Renderer
-from repl_rl.samplers import choose_sampler, get_sampler_options, load_sampler
+from repl_rl.samplers import SAMPLERS, choose_sampler, get_sampler_options, load_sampler
 from repl_rl.sandbox import SANDBOXES, Limits, Sandbox, SandboxConfig, open_sandbox
-from repl_rl.settings.argument_parser import UNRECORDED, HasOptions, flatten, load_toml, read_table
+from repl_rl.settings.argument_parser import UNRECORDED, HasOptions, HelpSuffix, flatten, load_toml, read_table
 from repl_rl.settings.component_registry import validate_no_code
 from repl_rl.settings.legacy import ADDED, modern
 from repl_rl.settings.model_defaults import CONTEXT, PROMPT
 from repl_rl.settings.toml_values import Scalar
 from repl_rl.settings.value_bounds import AtLeast, check_fields
-from repl_rl.tasks import Split, Task, load_tasks, set_judges, validate_recorded_source
+from repl_rl.tasks import TASK_SOURCES, Split, Task, load_tasks, set_judges, validate_recorded_source
 from repl_rl.tasks.task import OWN, parse_weighted_judges
 
 _log = logging.getLogger(__name__)
@@ -74,8 +74,8 @@ class RolloutConfig:
     """Policy: a folder (weights, config, tokenizer; or PEFT adapters), a .gguf file, or owner/name[@revision] of the
     hub. builtin:quickstart is the bundled tiny one.
     """
-    tasks: str = QUICKSTART
-    """Source of tasks: builtin:NAME, a JSONL or Parquet file, dataset:NAME, gsm8k:FILE, math:FILE, verifiers:NAME."""
+    tasks: Annotated[str, HelpSuffix(lambda: f"Prefixes: {TASK_SOURCES.describe()}.")] = QUICKSTART
+    """Source of tasks: a JSONL or Parquet file, or PREFIX:PLACE, such as builtin:easy or gsm8k:FILE."""
     judge: str = ""
     """Judges of answers, with weights, such as "task + 0.2*my_judges:format".
 
@@ -92,8 +92,10 @@ class RolloutConfig:
     """Sandbox in which lines run."""
     preload: str = ""
     """Modules that every console has already imported, at no cost per console: names with commas between."""
-    sampler: Annotated[str, HasOptions(get_sampler_options)] = "repl"
-    """Sampler of rollouts: a shipped one, or module:name of a class, an instance or a function.
+    sampler: Annotated[
+        str, HasOptions(get_sampler_options), HelpSuffix(lambda: f"Registered: {SAMPLERS.describe()}.")
+    ] = "repl"
+    """Sampler of rollouts: a registered one, or module:name of a class, an instance or a function.
 
     Its options are given as --sampler.KEY VALUE, such as --sampler.max-error-streak 3, or in parentheses:
     "repl(max_error_streak=3)".

@@ -20,8 +20,8 @@ from tests.documents import PAGES, ROOT, SITE, fenced
 
 KINDS = {
     "python": "test_pages_types.py type-checks it; the test of its page runs it",
-    "openenv": "samplers/test_openenv.py plays it",
-    "verifiers": "samplers/test_verifiers.py plays it, samplers/test_verifiers_on_vllm.py trains with it",
+    "openenv": "integrations/test_openenv.py plays it",
+    "verifiers": "integrations/test_verifiers.py plays it, integrations/test_verifiers_on_vllm.py trains with it",
     "inspect": "bench/test_harness.py runs it",
     "sh": "test_docs_commands.py runs what begins with repl-rl; the rest is read here",
     "bash": "read here: it needs a cluster",
@@ -118,7 +118,17 @@ def test_what_other_programs_launch_is_accepted() -> None:
             assert parse(TrainConfig, "train", words[words.index("train") + 1 :]), words
 
 
-@pytest.mark.parametrize(("page", "source"), told("toml"))
+DECLARED = "[project.entry-points."
+"""Begins a part of a package's `pyproject.toml`."""
+
+
+@pytest.mark.parametrize("source", [source for _, source in told("toml") if source.startswith(DECLARED)])
+def test_entry_points_of_a_page_are_of_groups_that_are_read(source: str) -> None:
+    ours = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    assert set(tomllib.loads(source)["project"]["entry-points"]) <= set(ours)
+
+
+@pytest.mark.parametrize(("page", "source"), [each for each in told("toml") if not each[1].startswith(DECLARED)])
 def test_every_file_of_settings_is_accepted(
     page: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,27 @@ def test_a_machine_without_python_is_told_so(tmp_path: Path) -> None:
     assert "there is no python3.11 and no python3 on the PATH; install one" in said
 
 
+@pytest.mark.parametrize(
+    ("changed", "code"), [("", 0), ('[project.entry-points."repl_rl.samplers"]\nmine = "mine:Mine"\n', 2)]
+)
+def test_an_environment_is_made_again_once_pyproject_changed_whatever_its_time_says(
+    tmp_path: Path, changed: str, code: int
+) -> None:
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / "scripts").mkdir()
+    for name in ("pyproject.toml", "scripts/setup"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    project = tmp_path / "pyproject.toml"
+    (tmp_path / ".venv" / ".ready-train").write_text(
+        f"{tmp_path}\n{project.read_text()}{(tmp_path / 'scripts' / 'setup').read_text()}"
+    )
+    project.write_text(project.read_text() + changed)
+    os.utime(project, (0, 0))
+    variables = {"PATH": os.environ["PATH"], "PYTHON": str(tmp_path / "none")}
+    command = ["bash", str(tmp_path / "scripts" / "setup"), "train"]
+    assert subprocess.run(command, env=variables, capture_output=True, check=False).returncode == code
+
+
 def test_a_path_with_a_colon_is_refused(tmp_path: Path) -> None:
     code, said = setup(tmp_path / "a:b")
     assert (code, said.count("\n")) == (2, 1)

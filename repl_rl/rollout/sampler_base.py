@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from repl_rl.deprecations import keeps_old_names
 from repl_rl.errors import ConfigError, ReplRLError
@@ -37,6 +37,10 @@ class RolloutSampler(ABC):
     `episode.id` from `on_start` to `on_end`.
     """
 
+    kind: ClassVar[str]
+    """Name of a registered sampler. One that is given as `module:name` needs none."""
+    about: ClassVar[str]
+    """Description of a registered sampler in a few words, for the help."""
     api_version: int = API_VERSION
     """API version that a sampler was written for. Every other version refuses to load it."""
     rehearsals: Sequence[Sequence[str]] = ()
@@ -143,6 +147,9 @@ class RolloutSampler(ABC):
 @keeps_old_names
 class ReplSampler(RolloutSampler):
     """Line console: each line runs as soon as it is written, and its output is spliced in."""
+
+    kind: ClassVar[str] = "repl"
+    about: ClassVar[str] = "runs each line"
 
     max_error_streak: int = 0
     candidates: int = 1

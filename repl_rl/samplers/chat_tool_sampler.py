@@ -9,7 +9,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 from transformers.utils import get_json_schema
 
@@ -250,6 +250,9 @@ class JudgeToolSampler(ChatToolSampler):
     could otherwise guess until it is right. It never sees a score. An error of the judge drops the rollout, because it
     may quote the reference answer. The final answer is graded as always, and a check earns no reward.
     """
+
+    kind: ClassVar[str] = "judge_tool"
+    about: ClassVar[str] = "tool calls, with the judge as a tool"
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, ClassVar, Literal, Protocol
 
 from repl_rl.engine import Engine, Sampling, open_engine
 from repl_rl.errors import ConfigError, UserCodeError
@@ -122,6 +122,9 @@ class FeedbackSampler(RolloutSampler):
     It uses the model's chat format. The newest answer is submitted at the end. A turn that a budget truncates ends the
     rollout. The run's prompt template has no effect here.
     """
+
+    kind: ClassVar[str] = "feedback"
+    about: ClassVar[str] = "a function or a model answers each turn"
 
     rehearsals = (("It is \\boxed{1}.", "No answer.", "It is \\boxed{2}.", "\\boxed{3}"),)
 

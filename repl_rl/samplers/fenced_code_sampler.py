@@ -7,6 +7,7 @@ too.
 
 import re
 from dataclasses import replace
+from typing import ClassVar
 
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.sampler_base import RolloutSampler
@@ -49,6 +50,9 @@ class FencedCodeSampler(RolloutSampler):
     The rollout ends at an end token, and the last boxed answer of the text counts. It also ends with
     `submit_final_answer(...)` inside a block.
     """
+
+    kind: ClassVar[str] = "fenced"
+    about: ClassVar[str] = "runs each fenced block"
 
     rehearsals = (
         ("Let me see.\n```python\nx = 6 * 7\nprint(x)\n```\nSo it is \\boxed{42}.",),

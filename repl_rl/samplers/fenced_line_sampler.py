@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.prompts import OWN
@@ -50,6 +50,9 @@ class FencedLineSampler(RolloutSampler):
     The rollout ends at an end token, and the last boxed answer of the text after the last block counts. It also ends
     with `submit_final_answer(...)` inside a block.
     """
+
+    kind: ClassVar[str] = "fenced_lines"
+    about: ClassVar[str] = "runs each line of a fenced block"
 
     rehearsals = (
         ("Let me see.\n```python\nx = 6 * 7\nx\n```\nSo it is \\boxed{42}.",),

@@ -1,7 +1,7 @@
 """Lookup of samplers by the name that a user gives."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from repl_rl.errors import ConfigError, UserCodeError
 from repl_rl.rollout import ReplSampler, RolloutSampler
@@ -10,40 +10,41 @@ from repl_rl.samplers.chat_tool_sampler import JudgeToolSampler
 from repl_rl.samplers.feedback_sampler import FeedbackSampler
 from repl_rl.samplers.fenced_code_sampler import FencedCodeSampler
 from repl_rl.samplers.fenced_line_sampler import FencedLineSampler
-from repl_rl.samplers.verifiers import VerifiersSampler
-from repl_rl.settings.component_registry import NameWithOptions, find_or_import, get_options, search_working_folder_for
-from repl_rl.tasks.environments import VERIFIERS
+from repl_rl.settings.component_registry import NameWithOptions, Registry, find_or_import, get_options
+from repl_rl.tasks import TASK_SOURCES
 
-SHIPPED: dict[str, Callable[..., RolloutSampler]] = {
-    "repl": ReplSampler,
-    "fenced": FencedCodeSampler,
-    "fenced_lines": FencedLineSampler,
-    "feedback": FeedbackSampler,
-    "judge_tool": JudgeToolSampler,
-    VERIFIERS: VerifiersSampler,
-}
-"""Samplers that need no arguments, and the one that belongs to its tasks. All others are given as `module:name`."""
+_SHIPPED: tuple[type[RolloutSampler], ...] = (
+    ReplSampler,
+    FencedCodeSampler,
+    FencedLineSampler,
+    FeedbackSampler,
+    JudgeToolSampler,
+)
+SAMPLERS: Registry[RolloutSampler] = Registry("sampler", {kind.kind: kind for kind in _SHIPPED}, ["repl_rl.samplers"])
+"""Registry of the samplers that a name selects. All others are given as `module:name`."""
 
 
 def choose_sampler(tasks: str, sampler: str) -> str:
     """Return the sampler for `tasks` if `sampler` was chosen.
 
-    For an environment of `verifiers`, its own sampler replaces `repl`.
+    If the source of the tasks has its own sampler, that one replaces `repl`.
 
     Raises:
-        ConfigError: another sampler was chosen for such an environment, or its sampler for other tasks.
+        ConfigError: another sampler was chosen for such a source, or its sampler for other tasks.
     """
     kind, _, place = tasks.partition(":")
-    named = NameWithOptions.parse("sampler", sampler)
-    if (kind == VERIFIERS) != (named.name == VERIFIERS) and (kind != VERIFIERS or sampler != "repl"):
-        remedy = f"it plays --tasks {VERIFIERS}:NAME alone, and nothing else plays those; leave it out"
-        raise ConfigError("sampler", sampler, remedy)
-    # The environment may be a module of the working folder instead of an installed package.
-    if kind == VERIFIERS:
-        search_working_folder_for(
-            place.partition("?")[0].rpartition("/")[2].partition("@")[0].replace("-", "_").lower()
-        )
-    return str(NameWithOptions(VERIFIERS, {**named.options, "environment": place})) if kind == VERIFIERS else sampler
+    chosen = NameWithOptions.parse("sampler", sampler)
+    source = TASK_SOURCES.entries[kind]() if kind in TASK_SOURCES.entries else None
+    own = source.sampler if source is not None else None
+    if source is None or own is None:
+        played = [other for other, each in TASK_SOURCES.entries.items() if each.sampler == chosen.name]
+        if played:
+            remedy = f"it plays --tasks {' or '.join(f'{each}:NAME' for each in played)} alone; leave it out"
+            raise ConfigError("sampler", sampler, remedy)
+        return sampler
+    if chosen.name != own and sampler != ReplSampler.kind:
+        raise ConfigError("sampler", sampler, f"{own} alone plays --tasks {kind}:NAME; leave it out")
+    return str(NameWithOptions(own, {**chosen.options, **source.get_sampler_options(place)}))
 
 
 def get_sampler_options(name: str) -> Mapping[str, object]:
@@ -52,12 +53,12 @@ def get_sampler_options(name: str) -> Mapping[str, object]:
     Raises:
         ConfigError, UserCodeError: as `load_sampler`.
     """
-    thing = find_or_import("sampler", name, SHIPPED)
+    thing = find_or_import("sampler", name, SAMPLERS.entries)
     return {} if isinstance(thing, RolloutSampler) or not callable(thing) else get_options(thing, positional=True)
 
 
 def load_sampler(name: str) -> RolloutSampler:
-    """Load a shipped sampler by name, or one of the user as `module:name`. `name(option=value)` sets its options.
+    """Load a registered sampler by name, or one of the user as `module:name`. `name(option=value)` sets its options.
 
     `module:name` is a `RolloutSampler`, a subclass of it, or a function that returns one. Options are the arguments of
     the class or function. An option that is a function is given as `module:function`.
@@ -67,7 +68,7 @@ def load_sampler(name: str) -> RolloutSampler:
         UserCodeError: importing or calling it raised.
     """
     named = NameWithOptions.parse("sampler", name)
-    thing = find_or_import("sampler", named.name, SHIPPED)
+    thing = find_or_import("sampler", named.name, SAMPLERS.entries)
     if isinstance(thing, RolloutSampler):
         if named.options:
             raise ConfigError("sampler", name, "it is an instance already, so it takes no options; name its class")

@@ -443,6 +443,8 @@ def _build_flags(kind: type, one: "Field[object]", default: object) -> Iterator[
         # Any other field stays one flag. Its help ends with the bound and the defaults that depend on the model.
         bound = get_bound(hint)
         told = f"{about} ({bound})" if bound is not None and str(bound) not in about else about
+        extras = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+        told += "".join(f" {extra.get_text()}" for extra in extras if isinstance(extra, HelpSuffix))
         if (other := get_pretrained_default(hint)) is not None:
             told += f" Default of the bundled policy: {format_default(value)}; of any other model: {other.description}."
         yield one.name, Annotated[hint, tyro.conf.arg(help=told)], MISSING if value is MISSING else value
@@ -497,6 +499,13 @@ class UnparsedWord(str):
     """Unparsed text of the command line. The annotation of its option decides its type."""
 
     __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HelpSuffix:
+    """Marker in the annotation of a field whose help ends with a computed text, such as the names in a registry."""
+
+    get_text: Callable[[], str]
 
 
 @dataclass(frozen=True, slots=True)

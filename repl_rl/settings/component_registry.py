@@ -17,13 +17,13 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
-from functools import partial
+from functools import cache, partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from types import FrameType, ModuleType, NoneType, UnionType
 from typing import Annotated, ClassVar, Generic, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -70,7 +70,7 @@ class Registry(Generic[K]):
     def entries(self) -> dict[str, type[K]]:
         """Kinds by name, in the order of the help: built-in ones first."""
         while self._unread_groups:
-            for entry_point in entry_points(group=self._unread_groups.pop()):
+            for entry_point in _read_entry_points().select(group=self._unread_groups.pop()):
                 try:
                     self.register(entry_point.load())
                 # It is code of another package: a broken one must not keep users from the other kinds.
@@ -121,6 +121,18 @@ class Registry(Generic[K]):
     def get_entries_with_options(self) -> dict[str, type[K]]:
         """Return the kinds that have options, by name."""
         return {name: kind for name, kind in self.entries.items() if has_options(kind)}
+
+
+class _EntryPoints(Protocol):
+    """Entry points of all groups, whose class differs between versions of Python."""
+
+    def select(self, *, group: str) -> Iterable[EntryPoint]: ...
+
+
+@cache
+def _read_entry_points() -> _EntryPoints:
+    """Read the entry points of all installed packages, once per process because it takes a tenth of a second."""
+    return entry_points()
 
 
 def has_options(kind: type) -> bool:

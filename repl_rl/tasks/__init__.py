@@ -16,8 +16,9 @@ from repl_rl.tasks.generated_tasks import (
     get_families,
     make_task,
 )
-from repl_rl.tasks.load_tasks import load_tasks, validate_recorded_source
+from repl_rl.tasks.load_tasks import TASK_SOURCES, find_task_source, load_tasks, validate_recorded_source
 from repl_rl.tasks.task import FollowUp, Split, Task, get_split, set_judges
+from repl_rl.tasks.task_source import TaskRequest, TaskSource
 from repl_rl.tasks.task_workspace import Workspace
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "GRADED",
     "HARD",
     "LEVELS",
+    "TASK_SOURCES",
     "TOPICS",
     "Curriculum",
     "CurriculumConfig",
@@ -35,9 +37,12 @@ __all__ = [
     "Problem",
     "Split",
     "Task",
+    "TaskRequest",
+    "TaskSource",
     "Workspace",
     "assign_tasks",
     "draw_problem",
+    "find_task_source",
     "generate",
     "get_families",
     "get_split",

@@ -1,24 +1,36 @@
-"""Loaders of tasks from built-in families, files, data sets and environments.
+"""Loaders of tasks from built-in families, files and data sets, and the registry of all sources.
 
 Errors name the file, the line and the field.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
+from typing import ClassVar
 from urllib.parse import parse_qsl
 
-from repl_rl.errors import ConfigError
-from repl_rl.tasks.environments import VERIFIERS, load_environment
+from repl_rl.errors import ConfigError, ReplRLError, UserCodeError
+from repl_rl.settings.component_registry import Registry
 from repl_rl.tasks.generated_tasks import generate, get_families
-from repl_rl.tasks.public_benchmarks import SUITES, SuiteAdapter
+from repl_rl.tasks.public_benchmarks import (
+    SuiteAdapter,
+    make_aime_task,
+    make_humaneval_task,
+    make_math500_task,
+    make_mbpp_task,
+)
 from repl_rl.tasks.row_to_task import FIELD, TaskRow, is_number, read_rows, read_workspace
 from repl_rl.tasks.task import FollowUp, Split, Task, get_split, parse_split, parse_weighted_judges
+from repl_rl.tasks.task_source import TaskRequest, TaskSource
 
-_DEFAULT_COUNT = 1000
+DEFAULT_COUNT = 1000
 """Number of tasks that a source without an end gives by default."""
+_PREFIX = re.compile(r"[A-Za-z][\w-]*")
+"""Form of a prefix. Any other text before a colon is part of a path."""
 _SHOWN_CHARS = 80
 _MAPPED_FIELDS = ("id", "question", "answer", "family")
 """Fields that the user can map to other names, by options of the source."""
@@ -52,10 +64,10 @@ def load_tasks(
               judge `math`;
             - `math500:`, `aime:`, `humaneval:`, `mbpp:` and then PATH or `dataset:NAME`: see
               `repl_rl.tasks.public_benchmarks`;
-            - `verifiers:NAME`: an installed environment; `?field=value` after it sets a field of its config.
+            - `KIND:PLACE`: a source of an installed package, see `repl_rl.TaskSource`.
 
-            A place may end in options such as `?question=problem&judge=math`. They name the fields that hold `id`,
-            `question`, `answer` and `family` (`a.b` reads a nested one), the judge of all rows, and a data set's
+            A file or data set may end in options such as `?question=problem&judge=math`. They name the fields that hold
+            `id`, `question`, `answer` and `family` (`a.b` reads a nested one), the judge of all rows, and a data set's
             `config` and `part`. Every other field of a row is kept in `Task.fields`.
         split: part of the questions. The text alone decides if a question is in `train` or `held_out`, also in files.
         count: largest number of tasks (>= 1). None means all of a file, and 1000 for built-in tasks.
@@ -68,37 +80,63 @@ def load_tasks(
     """
     if count is not None and count < 1:
         raise ConfigError("number of tasks", count, "ask for at least 1")
-    side = parse_split(split)
-    kind, _, rest = source.partition(":")
-    if kind == "builtin":
-        return generate(get_families(source), side, count or _DEFAULT_COUNT, seed)
-    if kind == VERIFIERS:
-        wanted = tuple(load_environment(rest).draw_tasks(side, count, _DEFAULT_COUNT))
-        # Without a fitting task, all tasks are counted for the error message.
-        tasks = wanted or tuple(load_environment(rest).draw_tasks(Split.ALL, None, _DEFAULT_COUNT))
-    else:
-        # A source of another kind is a path or `dataset:NAME`, whose rows have plain fields.
-        adapter, place = (_ADAPTERS[kind], rest) if kind in _ADAPTERS else (_make_plain_task, source)
-        # Read to the end, so that an error does not depend on the number of tasks that are wanted.
-        tasks = tuple(_iterate_distinct(_iterate_tasks(adapter, place, None if trust else judges)))
-        wanted = tuple(islice((t for t in tasks if side is Split.ALL or get_split(t.question) is side), count))
+    request = TaskRequest(parse_split(split), count, seed, None if trust else judges)
+    kind, place = find_task_source(source)
+    tasks = _load_from(kind, place, request)
+    fitting = (t for t in tasks if request.split is Split.ALL or get_split(t.question) is request.split)
+    wanted = tuple(islice(fitting, count))
     if not wanted:
+        # A source that returns only fitting tasks is asked again, to count all of its tasks.
+        if not tasks and request.split is not Split.ALL:
+            tasks = _load_from(kind, place, replace(request, split=Split.ALL, count=None))
         remedy = "give a file with at least one"
         if tasks:
             remedy = f"its {len(tasks)} questions all fall into the other part (one in five is held out); give more"
-        raise ConfigError(f"number of tasks in {source} (split {side!s})", 0, remedy)
+        raise ConfigError(f"number of tasks in {source} (split {request.split!s})", 0, remedy)
     return wanted
 
 
+def find_task_source(source: str) -> tuple[TaskSource, str]:
+    """Return the source of tasks that a setting names, and the place in it. A text without a known prefix is a file.
+
+    Raises:
+        ConfigError: the prefix is unknown, and no such file exists.
+    """
+    kind, colon, place = source.partition(":")
+    if kind in TASK_SOURCES.entries:
+        return TASK_SOURCES.entries[kind](), place
+    if colon and _PREFIX.fullmatch(kind) and not os.path.exists(_split_source_options(source)[0]):
+        remedy = f"choose one of {', '.join(TASK_SOURCES.entries)}, or give a file that exists"
+        raise ConfigError(f"prefix of tasks {source}", kind, remedy)
+    return _Files(), source
+
+
 def validate_recorded_source(thing: str, source: str) -> None:
-    """Refuse a source from an untrusted file if it imports code: an environment, or a judge.
+    """Refuse a source from an untrusted file if it imports code, such as an environment or a judge.
 
     Raises:
         ConfigError: the source imports code.
     """
-    if source.startswith(f"{VERIFIERS}:") or ":" in _split_source_options(source)[1].get("judge", ""):
+    kind, _, place = source.partition(":")
+    # An unknown prefix runs no code, and its file may be missing on this machine.
+    found, place = (TASK_SOURCES.entries[kind](), place) if kind in TASK_SOURCES.entries else (_Files(), source)
+    if found.runs_code(place):
         remedy = "importing what it names runs it; give --trust if you trust that file (trust=True in Python)"
         raise ConfigError(thing, source, remedy)
+
+
+def _load_from(kind: TaskSource, place: str, request: TaskRequest) -> tuple[Task, ...]:
+    """Load the tasks of a source, which may be code of another package."""
+    try:
+        tasks = tuple(kind.load(place, request))
+    except (ReplRLError, MemoryError):
+        raise
+    except Exception as error:
+        raise UserCodeError(f"task source {kind.kind!r}: loading {place!r} raised {error!r}") from error
+    for task in tasks:
+        if not isinstance(task, Task):
+            raise UserCodeError(f"task source {kind.kind!r}: {place!r} has a {type(task).__name__}; return tasks only")
+    return tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,10 +293,78 @@ _KEPT: MappingProxyType[TaskAdapter, tuple[str, ...]] = MappingProxyType(
     {_make_gsm8k_task: ("id", "answer", "judge"), _make_math_task: ("judge",)}
 )
 """Fields of `_ROW_FIELDS` that an adapter does not read, or reads only in part, so that they stay in `Task.fields`."""
-_ADAPTERS: MappingProxyType[str, TaskAdapter] = MappingProxyType(
-    {
-        "gsm8k": _make_gsm8k_task,
-        "math": _make_math_task,
-        **{name: _make_suite_adapter(suite) for name, suite in SUITES.items()},
-    }
+
+
+class _Builtin(TaskSource):
+    """Generated tasks of the built-in families."""
+
+    kind: ClassVar[str] = "builtin"
+    about: ClassVar[str] = "generated families"
+
+    def load(self, place: str, request: TaskRequest) -> Iterable[Task]:
+        families = get_families(f"{self.kind}:{place}")
+        return generate(families, request.split, request.count or DEFAULT_COUNT, request.seed)
+
+    def runs_code(self, place: str) -> bool:
+        return False
+
+
+class _Files(TaskSource):
+    """Rows of a JSONL or Parquet file, which has no prefix."""
+
+    kind: ClassVar[str] = "file"
+    about: ClassVar[str] = "rows of a file"
+
+    def load(self, place: str, request: TaskRequest) -> Iterable[Task]:
+        return self._load_rows(place, request, _make_plain_task)
+
+    def _load_rows(self, place: str, request: TaskRequest, adapter: TaskAdapter) -> Iterable[Task]:
+        # Read to the end, so that an error does not depend on the number of tasks that are wanted.
+        return tuple(_iterate_distinct(_iterate_tasks(adapter, place, request.allowed_judges)))
+
+    def runs_code(self, place: str) -> bool:
+        return ":" in _split_source_options(place)[1].get("judge", "")
+
+
+class _Datasets(_Files):
+    """Rows of a data set."""
+
+    kind: ClassVar[str] = "dataset"
+    about: ClassVar[str] = "a data set of the package datasets"
+
+    def load(self, place: str, request: TaskRequest) -> Iterable[Task]:
+        return super().load(f"{self.kind}:{place}", request)
+
+
+def _make_suite_source(name: str, title: str, adapter: TaskAdapter) -> type[TaskSource]:
+    """Return the source of a known suite: files and data sets whose rows have the form of that suite."""
+
+    class Suite(_Files):
+        kind: ClassVar[str] = name
+        about: ClassVar[str] = f"rows of {title}"
+
+        def load(self, place: str, request: TaskRequest) -> Iterable[Task]:
+            return self._load_rows(place, request, adapter)
+
+    return Suite
+
+
+_SUITES: Sequence[tuple[str, str, TaskAdapter]] = (
+    ("gsm8k", "GSM8K", _make_gsm8k_task),
+    ("math", "MATH", _make_math_task),
+    ("math500", "MATH-500", _make_suite_adapter(make_math500_task)),
+    ("aime", "AIME", _make_suite_adapter(make_aime_task)),
+    ("humaneval", "HumanEval", _make_suite_adapter(make_humaneval_task)),
+    ("mbpp", "MBPP", _make_suite_adapter(make_mbpp_task)),
 )
+"""Prefix, title and adapter of each known suite."""
+TASK_SOURCES: Registry[TaskSource] = Registry(
+    "source of tasks",
+    {
+        _Builtin.kind: _Builtin,
+        _Datasets.kind: _Datasets,
+        **{name: _make_suite_source(name, title, adapter) for name, title, adapter in _SUITES},
+    },
+    ["repl_rl.task_sources"],
+)
+"""Registry of the sources that a prefix of `--tasks` selects. Installed packages add theirs by entry points."""

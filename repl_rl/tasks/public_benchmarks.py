@@ -7,7 +7,6 @@ judge `tests` grades HumanEval and MBPP. Their answer is a program, or a functio
 import ast
 import json
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 
 from repl_rl.errors import ConfigError
 from repl_rl.tasks.find_trivial_tests import can_fail, find_check_mistake, find_mistake
@@ -285,8 +284,3 @@ def _is_noop(statement: ast.stmt) -> bool:
     if isinstance(statement, ast.Assert):
         value = statement.test if isinstance(statement.test, ast.Constant) and statement.test.value else None
     return isinstance(statement, ast.Pass) or isinstance(value, ast.Constant)
-
-
-SUITES: MappingProxyType[str, SuiteAdapter] = MappingProxyType(
-    {"math500": make_math500_task, "aime": make_aime_task, "humaneval": make_humaneval_task, "mbpp": make_mbpp_task}
-)

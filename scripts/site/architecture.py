@@ -24,7 +24,7 @@ FLOORS = (
     ("judges",),
     ("rollout",),
     ("ray", "samplers"),
-    ("rollout_config", "serve", "sft"),
+    ("rollout_config", "serve", "sft", "integrations"),
     ("runs",),
     ("trainer", "evaluation"),
     ("doctor_gpu",),

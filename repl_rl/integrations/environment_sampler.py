@@ -210,6 +210,7 @@ def _parse_step(value: object) -> EnvironmentStep:
     if isinstance(value, tuple) and len(value) in (4, 5):
         return EnvironmentStep(value[0], float(value[1]), any(map(bool, value[2:-1])))
     if not hasattr(value, "observation"):
-        raise UserCodeError(f"the environment's step returned {value!r:.80}; see repl_rl.samplers.environment")
+        remedy = "return (observation, reward, done, info)"
+        raise UserCodeError(f"the environment's step returned {value!r:.80}; {remedy}")
     reward = getattr(value, "reward", None)
     return EnvironmentStep(value.observation, float(reward or 0.0), bool(getattr(value, "done", False)))

@@ -1,26 +1,28 @@
-"""Tasks of environments of the package `verifiers`, which are loaded by name and checked.
+"""Source of tasks from environments of the package `verifiers`, which are loaded by name and checked.
 
 In the terms of that package, a taskset yields tasks, a task rewards messages, and an env decides which agent speaks
-next. The package is imported only when an environment is named. All access to it goes through its module
-`verifiers.v1`.
+next. The package is an extra that takes seconds to import, so it is imported only when an environment is named. All
+access to it goes through its module `verifiers.v1`.
 """
 
 import importlib
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import count as numbers
 from itertools import islice
 from types import ModuleType
-from typing import Protocol
+from typing import ClassVar, Protocol
 from urllib.parse import parse_qsl
 
 from repl_rl.errors import ConfigError, ReplRLError, UserCodeError
-from repl_rl.tasks.task import Split, Task, get_split
+from repl_rl.settings.component_registry import search_working_folder_for
+from repl_rl.tasks import Split, Task, TaskRequest, TaskSource, get_split
+from repl_rl.tasks.load_tasks import DEFAULT_COUNT
 
 VERIFIERS = "verifiers"
-"""Kind of a source of tasks, and name of the sampler that plays them."""
+"""Prefix of the tasks, and name of the sampler that plays them."""
 SOLVED = "solved"
 """Reference answer of every task: the environment itself computes the reward."""
 _SECRET_NAME = re.compile(r"\b[A-Z][A-Z0-9_]*(?:KEY|TOKEN|SECRET)\b")
@@ -72,6 +74,22 @@ class EnvironmentTask(Protocol):
 
     def score(self, trace: object, runtime: object) -> Awaitable[None]:
         """Record the rewards of the task in the trace."""
+
+
+class VerifiersTasks(TaskSource):
+    """Tasks of an installed environment. The place is its name."""
+
+    kind: ClassVar[str] = VERIFIERS
+    about: ClassVar[str] = "an environment of the package verifiers"
+    sampler: ClassVar[str | None] = VERIFIERS
+
+    def load(self, place: str, request: TaskRequest) -> Iterable[Task]:
+        """See `TaskSource.load`. Raises as `VerifiersEnvironment`."""
+        return load_environment(place).draw_tasks(request.split, request.count, DEFAULT_COUNT)
+
+    def get_sampler_options(self, place: str) -> Mapping[str, object]:
+        """See `TaskSource.get_sampler_options`."""
+        return {"environment": place}
 
 
 @cache
@@ -172,6 +190,8 @@ class VerifiersEnvironment:
         if not module.isidentifier():
             remedy = f"name one that is installed, as in {VERIFIERS}:NAME"
             raise ConfigError("environment of verifiers", self.name, remedy)
+        # The environment may be a module of the working folder instead of an installed package.
+        search_working_folder_for(module)
         try:
             self.verifiers_v1.import_taskset(self.name)
         except ModuleNotFoundError as error:

@@ -11,19 +11,18 @@ import pytest
 
 from repl_rl.cli import main
 from repl_rl.errors import ConfigError, UserCodeError
+from repl_rl.integrations.verifiers_sampler import VerifiersSampler, _format_call_arguments
+from repl_rl.integrations.verifiers_tasks import load_environment
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.samplers import load_sampler
 from repl_rl.samplers.tool_call_parsing import ToolCall
-from repl_rl.samplers.verifiers import VerifiersSampler
-from repl_rl.samplers.verifiers_agent import _format_call_arguments
 from repl_rl.tasks import Task, load_tasks
-from repl_rl.tasks.environments import load_environment
 from repl_rl.trajectory.trajectory import Stop
 from tests.conftest import merged_tokenizer
+from tests.integrations.packages import DIGITS, GUESS, SHOP, write_package
 from tests.samplers.marked import chat_renderer, play, rollouts_of, written
-from tests.samplers.packages import DIGITS, GUESS, SHOP, write_package
 from tests.test_bos import beginning, first_id
 from tests.worlds import TASK
 
@@ -144,9 +143,10 @@ def test_the_tasks_bring_their_sampler_and_it_plays_no_others(here: Path) -> Non
     chosen = RolloutConfig(tasks="verifiers:digit_lines", sampler="verifiers(chat=False)")
     assert chosen.sampler == "verifiers(chat=False, environment='digit_lines')"
     assert RolloutConfig(tasks="verifiers:digit_lines", sampler=chosen.sampler) == chosen
-    for tasks, sampler in (("builtin:quickstart", "verifiers"), ("verifiers:digit_lines", "fenced")):
-        with pytest.raises(ConfigError, match="it plays --tasks verifiers:NAME alone"):
-            RolloutConfig(tasks=tasks, sampler=sampler)
+    with pytest.raises(ConfigError, match="it plays --tasks verifiers:NAME alone"):
+        RolloutConfig(sampler="verifiers")
+    with pytest.raises(ConfigError, match="'fenced'; verifiers alone plays --tasks verifiers:NAME"):
+        RolloutConfig(tasks="verifiers:digit_lines", sampler="fenced")
 
 
 RAISES_ON_IMPORT = "raise ValueError('no luck')\n"

@@ -16,7 +16,7 @@ from repl_rl.runs.store import read_trajectories
 from repl_rl.trajectory.trajectory import LineEnd, Trajectory
 from repl_rl.utils.package_data import find_asset
 from tests.documents import ROOT
-from tests.samplers.packages import COUNTING, DIGITS, write_package
+from tests.integrations.packages import COUNTING, DIGITS, write_package
 
 pytestmark = [
     pytest.mark.heavy,
