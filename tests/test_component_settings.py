@@ -265,10 +265,9 @@ def test_a_run_with_texts_opens_resumes_and_is_equal_to_one_with_tables(
     written(tmp_path, told, "config.toml")
     check_same_settings(tmp_path, old)
     assert RolloutConfig.from_run(tmp_path).sampler == CONFIG.sampler
-    with pytest.raises(
-        ConfigError, match=r"trainer.loss is 'dapo', the run's \{ type = \"cispo\", clip_high = 4.0 \};"
-    ):
-        check_same_settings(tmp_path, dump_toml(replace(CONFIG, trainer=replace(CONFIG.trainer, loss="dapo"))))
+    other = replace(CONFIG, trainer=replace(CONFIG.trainer, loss="dapo"))
+    with pytest.raises(ConfigError, match=r"trainer.loss is .+dapo.+ \{ type = \"cispo\", clip_high = 4.0 \}'; give"):
+        check_same_settings(tmp_path, dump_toml(other))
 
 
 @pytest.mark.parametrize(
