@@ -23,7 +23,7 @@ from repl_rl import GroupRewards, RolloutConfig, StepRecord, TrainerConfig, Traj
 def blame_errors(group: GroupRewards, *, penalty: float = 0.5) -> tuple[tuple[float, ...], ...]:
     """Return A(i, l) = R(i) - mean R - penalty * [line l of rollout i ended in an error].
 
-    Keyword-only arguments are options of the estimator, set in parentheses after its name.
+    Keyword-only arguments are options of the estimator, such as --trainer.estimator.penalty 0.5.
     """
     # The baseline: mean outcome of the rollouts that were graded. An ungraded rollout has outcome None.
     graded = [rollout.outcome for rollout in group.rollouts if rollout.outcome is not None]

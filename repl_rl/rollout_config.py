@@ -40,8 +40,10 @@ from repl_rl.rollout.sync_rollouts import EventLoopThread
 from repl_rl.rollout.token_renderer import Overshoot, PromptSpace, Renderer
 from repl_rl.samplers import SAMPLERS, choose_sampler, get_sampler_options, load_sampler
 from repl_rl.sandbox import SANDBOXES, Limits, Sandbox, SandboxConfig, open_sandbox
-from repl_rl.settings.argument_parser import UNRECORDED, HasOptions, HelpSuffix, flatten, load_toml, read_table
+from repl_rl.settings.argument_parser import UNRECORDED, flatten, load_toml, read_table
+from repl_rl.settings.component_options import HasOptions
 from repl_rl.settings.component_registry import validate_no_code
+from repl_rl.settings.help_pages import COMMON, HelpSuffix
 from repl_rl.settings.legacy import ADDED, modern
 from repl_rl.settings.model_defaults import CONTEXT, PROMPT
 from repl_rl.settings.toml_values import Scalar
@@ -70,11 +72,11 @@ _CODE = ("sampler", "host_functions", "judge", "group_judge")
 class RolloutConfig:
     """Rollout config: the policy and the environment that it acts in."""
 
-    model: str = BUNDLED
+    model: Annotated[str, COMMON] = BUNDLED
     """Policy: a folder (weights, config, tokenizer; or PEFT adapters), a .gguf file, or owner/name[@revision] of the
     hub. builtin:quickstart is the bundled tiny one.
     """
-    tasks: Annotated[str, HelpSuffix(lambda: f"Prefixes: {TASK_SOURCES.describe()}.")] = QUICKSTART
+    tasks: Annotated[str, HelpSuffix(lambda: f"Prefixes: {TASK_SOURCES.describe()}."), COMMON] = QUICKSTART
     """Source of tasks: a JSONL or Parquet file, or PREFIX:PLACE, such as builtin:easy or gsm8k:FILE."""
     judge: str = ""
     """Judges of answers, with weights, such as "task + 0.2*my_judges:format".
@@ -86,26 +88,25 @@ class RolloutConfig:
 
     From a task and all of its rollouts they compute an addition to each outcome, such as a ranking. "" means none.
     """
-    engine: Annotated[EngineConfig | str, ENGINES] = "vllm"
+    engine: Annotated[EngineConfig | str, ENGINES, COMMON] = "vllm"
     """Inference engine that samples."""
-    sandbox: Annotated[SandboxConfig | str, SANDBOXES] = "local"
+    sandbox: Annotated[SandboxConfig | str, SANDBOXES, COMMON] = "local"
     """Sandbox in which lines run."""
     preload: str = ""
     """Modules that every console has already imported, at no cost per console: names with commas between."""
     sampler: Annotated[
-        str, HasOptions(get_sampler_options), HelpSuffix(lambda: f"Registered: {SAMPLERS.describe()}.")
+        str, HasOptions(get_sampler_options), HelpSuffix(lambda: f"Registered: {SAMPLERS.describe()}."), COMMON
     ] = "repl"
     """Sampler of rollouts: a registered one, or module:name of a class, an instance or a function.
 
-    Its options are given as --sampler.KEY VALUE, such as --sampler.max-error-streak 3, or in parentheses:
-    "repl(max_error_streak=3)".
+    Its options are given as --sampler.KEY VALUE, such as --sampler.max-error-streak 3.
     """
     host_functions: str = ""
     """Functions of the host that lines may call: llm_query, rollout, or module:name of your own, with commas between.
 
     Options follow in parentheses, such as "llm_query(train=True),my_tools:search(max_calls=8)".
     """
-    prompt: Annotated[str, PROMPT] = "bare"
+    prompt: Annotated[str, PROMPT, COMMON] = "bare"
     """Prompt template: bare, base, few_shot, chat, chat_few_shot, or a text file. config.toml stores a file's text."""
     chat_template_kwargs: Mapping[str, Scalar] = field(default_factory=dict)
     """Arguments of the model's chat template, such as enable_thinking; an argument that it does not read is refused."""
@@ -131,12 +132,12 @@ class RolloutConfig:
     forbid gives them probability 0 in sampler and trainer. carry moves that text into the next line. refuse rejects a
     vocabulary that has them.
     """
-    context_tokens: Annotated[int | None, AtLeast(2), CONTEXT] = None
+    context_tokens: Annotated[int | None, AtLeast(2), CONTEXT, COMMON] = None
     """Longest sequence to sample in, tokens, prompt included, >= 2.
 
     None takes the length in the model's config.json.
     """
-    dtype: Dtype = "auto"
+    dtype: Annotated[Dtype, COMMON] = "auto"
     """Number format of sampling weights, keys and values.
 
     auto means bfloat16 on a GPU, and float32 with a float32 trainer.
@@ -146,12 +147,12 @@ class RolloutConfig:
 
     See docs/update.md.
     """
-    concurrency: Annotated[int, AtLeast(1)] = 128
+    concurrency: Annotated[int, AtLeast(1), COMMON] = 128
     """Concurrent rollouts, and consoles kept ready for them, >= 1.
 
     vllm runs fewer if their expected lengths do not fit into its KV cache.
     """
-    seed: Annotated[int, AtLeast(0)] = 0
+    seed: Annotated[int, AtLeast(0), COMMON] = 0
     """Seed of tasks, rollouts and training, >= 0."""
     trust: bool = field(default=False, metadata=UNRECORDED)
     """Import each module:name that a task's row or the config.toml of a stored run names.

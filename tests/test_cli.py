@@ -15,6 +15,7 @@ import repl_rl.cli
 from repl_rl.cli import _format_os_error, main
 from repl_rl.cli.terminal_output import make_terminal
 from repl_rl.cli.train import TrainConfig
+from repl_rl.engine import Vllm
 from repl_rl.errors import ConfigError
 from repl_rl.runs.store import escape_control_characters
 from repl_rl.settings.argument_parser import dump_toml, parse
@@ -227,10 +228,19 @@ def test_every_shipped_preset_is_accepted_and_named_in_the_help(capsys: pytest.C
         main(["train", "--help"])
     shown = capsys.readouterr().out
     names = [file.stem for file in find_asset("presets").glob("*.toml")]
-    assert "pretrained" in names
+    assert sorted(names) == ["gpu", "pretrained", "quickstart"]
     for name in names:
         assert name in shown
-        assert parse(TrainConfig, "train", ["--preset", name], find_asset("presets")) != TrainConfig()
+        config = parse(TrainConfig, "train", ["--preset", name], find_asset("presets"))
+        # The preset of the bundled policy spells its defaults out.
+        assert (config == TrainConfig()) == (name == "quickstart")
+
+
+def test_the_preset_for_a_gpu_leaves_the_trainer_memory_and_plays_a_step_at_once() -> None:
+    config = parse(TrainConfig, "train", ["--preset", "gpu"], find_asset("presets"))
+    assert config.engine == Vllm(kv_cache_gib=8, sleep=True)
+    assert config.concurrency == config.trainer.prompts_per_step * config.trainer.group_size
+    assert config.trainer.compute_batch_shape(1) == (8, 16)
 
 
 def test_only_train_has_presets(capsys: pytest.CaptureFixture[str]) -> None:

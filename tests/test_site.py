@@ -93,7 +93,7 @@ def test_every_setting_of_the_help_is_in_the_reference_with_its_default(
 ) -> None:
     verb, _, action = command.partition(" ")
     with pytest.raises(SystemExit):
-        main([*command.split(), *(["NAME"] if verb == "sampler" else []), "--help"])
+        main([*command.split(), *(["NAME"] if verb == "sampler" else []), "--help-all"])
     told = set(re.findall(r"^(?:│ |  )--([\w.-]+)", capsys.readouterr().out, re.MULTILINE)) - {"help"}
     page = (site / "reference" / "settings" / f"{verb}.html").read_text()
     prefix = f"{action}-" if action else ""

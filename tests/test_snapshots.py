@@ -66,12 +66,8 @@ def _train(out: Path) -> Path:
         *("train", "--engine", "transformers", "--concurrency", "1", "--seed", "7", "--name", "seeded"),
         *("--out", str(out), "--train-tasks", "24", "--eval-tasks", "2", "--trainer.steps", str(STEPS)),
         *("--trainer.prompts-per-step", "3", "--trainer.group-size", "4", "--trainer.save-steps", "2"),
-        *(
-            "--checkpoint",
-            f"within(every_s=0, max_time_share=1.0, keep_last={STEPS})",
-            "--trainer.learning-rate",
-            "1e-3",
-        ),
+        *("--checkpoint.every-s", "0", "--checkpoint.max-time-share", "1.0", "--checkpoint.keep-last", str(STEPS)),
+        *("--trainer.learning-rate", "1e-3"),
         # Which line a clock cuts short depends on the machine's other work.
         *("--limits.line-timeout-s", "300", "--rollout.max-wall-s", "3000"),
     )

@@ -69,7 +69,7 @@ class Effort:
     rounds: int = 4
     starts: int = 5
     seconds: float = 60.0
-    """As `--checkpoint "within(every_s=...)"`."""
+    """As `--checkpoint.every-s`."""
 
 
 class _Over(Exception):

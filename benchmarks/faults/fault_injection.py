@@ -134,7 +134,8 @@ class SmallRun:
             *("--engine", engine, "--sandbox", sandbox, "--concurrency", "16", "--train-tasks", "64"),
             *("--eval-tasks", "8", "--trainer.steps", str(config.steps), "--trainer.prompts-per-step", str(PROMPTS)),
             # Save the state after every step, so that a resume loses little.
-            *("--trainer.group-size", str(GROUP), "--checkpoint", "within(every_s=0, max_time_share=1.0)"),
+            *("--trainer.group-size", str(GROUP), "--checkpoint.every-s", "0"),
+            *("--checkpoint.max-time-share", "1.0"),
         ]
         self._process: subprocess.Popen[bytes] | None = None
         self._struck_at_s: list[float] = []

@@ -21,6 +21,7 @@ from repl_rl.runs.store import escape_control_characters, escape_output
 from repl_rl.serve.conversation import Conversation, build_turn_prompt, validate_multi_turn
 from repl_rl.serve.turn_updates import ExecutedLine, TurnStreamer
 from repl_rl.settings.argument_parser import ParsedSettings, parse_with_sources
+from repl_rl.settings.help_pages import COMMON
 from repl_rl.settings.value_bounds import AtLeast, check_fields
 from repl_rl.tasks import Task
 from repl_rl.trajectory.console_text import PS1, PS2
@@ -43,9 +44,9 @@ class ChatConfig(RolloutConfig):
     The key of a server is read from the environment variable REPL_RL_API_KEY.
     """
 
-    server: str = ""
+    server: Annotated[str, COMMON] = ""
     """Address of a server, up to and with /v1, such as http://127.0.0.1:8000/v1. "" loads the policy here."""
-    temperature: Annotated[float, AtLeast(0)] = 0.0
+    temperature: Annotated[float, AtLeast(0), COMMON] = 0.0
     """Sampling temperature, >= 0; 0 is greedy."""
     concurrency: Annotated[int, AtLeast(1)] = 1
     """Consoles kept ready, >= 1."""

@@ -32,6 +32,7 @@ from repl_rl.rollout import SyncRollouts
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.runs.run_metadata import CONFIG
 from repl_rl.settings.argument_parser import ParsedSettings, dump_toml, parse_with_sources
+from repl_rl.settings.help_pages import COMMON
 from repl_rl.settings.model_defaults import PretrainedDefault
 from repl_rl.settings.value_bounds import AtLeast, check_fields
 from repl_rl.tasks import Task
@@ -44,21 +45,21 @@ from repl_rl.utils.describe_os_errors import catch_os_errors
 class EvalConfig(RolloutConfig):
     """Evaluate a policy on held-out tasks, at temperature 1 and greedily."""
 
-    split: Literal["held_out", "train", "all"] = "held_out"
+    split: Annotated[Literal["held_out", "train", "all"], COMMON] = "held_out"
     """Part of the tasks. Use `all` for a file that is a test set as a whole."""
-    count: Annotated[int, AtLeast(1), PretrainedDefault.on_cpu(32)] = 240
+    count: Annotated[int, AtLeast(1), PretrainedDefault.on_cpu(32), COMMON] = 240
     """Maximum number of tasks, >= 1."""
-    samples: Annotated[int, AtLeast(1)] = 1
+    samples: Annotated[int, AtLeast(1), COMMON] = 1
     """Rollouts per task at temperature 1, >= 1. With more, --k can report pass@k."""
-    k: Annotated[int, AtLeast(1)] = 1
+    k: Annotated[int, AtLeast(1), COMMON] = 1
     """Rollouts for pass@k, of which one must be right, 1 to `samples`. pass@k is reported if this is above 1."""
-    greedy: bool = True
+    greedy: Annotated[bool, COMMON] = True
     """Also play one greedy rollout per task."""
-    out: Path | None = None
+    out: Annotated[Path | None, COMMON] = None
     """Folder for trajectories and eval.json. An interrupted evaluation resumes there. Without it nothing is saved."""
-    json: Path | None = None
+    json: Annotated[Path | None, COMMON] = None
     """Another file for the metrics. Without it they are printed, and saved in `out`."""
-    baseline: Path | None = None
+    baseline: Annotated[Path | None, COMMON] = None
     """eval.json of another evaluation of the same tasks, to compare with. Without it nothing is compared."""
 
     def __post_init__(self) -> None:

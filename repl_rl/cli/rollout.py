@@ -19,6 +19,7 @@ from repl_rl.rollout import SyncRollouts
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.runs.store import escape_control_characters, escape_output, get_step_path, write_step
 from repl_rl.settings.argument_parser import ParsedSettings, parse_with_sources
+from repl_rl.settings.help_pages import COMMON
 from repl_rl.settings.value_bounds import AtLeast, check_fields
 from repl_rl.tasks import Split, Task
 from repl_rl.trajectory.console_text import clip_middle
@@ -34,11 +35,11 @@ _MOST_CALLS = 20
 class RolloutCommandConfig(RolloutConfig):
     """Play tasks and print the transcripts. Text of the policy is bold, output of the console is not."""
 
-    count: Annotated[int, AtLeast(1)] = 4
+    count: Annotated[int, AtLeast(1), COMMON] = 4
     """Tasks to play, >= 1."""
-    temperature: Annotated[float, AtLeast(0)] = 1.0
+    temperature: Annotated[float, AtLeast(0), COMMON] = 1.0
     """Sampling temperature, >= 0. 0 is greedy."""
-    save: Path | None = None
+    save: Annotated[Path | None, COMMON] = None
     """Folder to store the trajectories in. It must not have rollouts yet. Without it they are only printed."""
 
     def __post_init__(self) -> None:

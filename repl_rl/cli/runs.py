@@ -22,6 +22,7 @@ from repl_rl.runs.report import SettingDifferences, is_report_page, make_distinc
 from repl_rl.runs.run_metadata import RUNS, read_settings, validate_run_folder
 from repl_rl.runs.store import escape_control_characters
 from repl_rl.settings.argument_parser import flatten, parse
+from repl_rl.settings.legacy import format_component
 from repl_rl.settings.toml_values import format_toml_value
 from repl_rl.utils.atomic_files import Json, validate_replaceable_file, write_named
 from repl_rl.utils.describe_os_errors import catch_os_errors
@@ -171,14 +172,16 @@ def find_setting_differences(one: Path, other: Path) -> SettingDifferences:
     Raises:
         StoreError: the settings of a run cannot be read.
     """
-    sides = [{name: _format_setting(value) for name, value in flatten(read_settings(run))} for run in (one, other)]
+    sides = [
+        {name: _format_setting(name, value) for name, value in flatten(read_settings(run))} for run in (one, other)
+    ]
     names = sorted({*sides[0], *sides[1]} - {*_NOT_SETTINGS})
     told = [(name, *(side.get(name, "not said") for side in sides)) for name in names]
     return [(name, here, there) for name, here, there in told if here != there]
 
 
-def _format_setting(value: object) -> str:
-    return format_toml_value(tuple(value) if isinstance(value, list) else value)
+def _format_setting(name: str, value: object) -> str:
+    return format_component(name, value) or format_toml_value(tuple(value) if isinstance(value, list) else value)
 
 
 def _print_side_by_side(

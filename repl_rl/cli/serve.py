@@ -14,6 +14,7 @@ from repl_rl.rollout.sync_rollouts import EventLoopThread
 from repl_rl.rollout_config import RolloutConfig, find_run_folder
 from repl_rl.sandbox import SANDBOXES
 from repl_rl.settings.argument_parser import ParsedSettings, parse_with_sources
+from repl_rl.settings.help_pages import COMMON
 from repl_rl.settings.value_bounds import Above, AtLeast, check_fields
 
 _TASK_SETTINGS = ("tasks", "judge", "group_judge")
@@ -44,21 +45,21 @@ class ServeConfig(RolloutConfig):
     API keys are read from --keys, and from the environment variable REPL_RL_API_KEYS (with commas between them).
     """
 
-    run: Path | None = None
+    run: Annotated[Path | None, COMMON] = None
     """Stored run whose policy, prompt, sampler and limits are served. Without it, the options of this command apply."""
-    host: str = "127.0.0.1"
+    host: Annotated[str, COMMON] = "127.0.0.1"
     """Address to listen on. One that other machines can reach needs keys."""
-    port: int = 8000
+    port: Annotated[int, COMMON] = 8000
     """Port to listen on, 0 to 65535. 0 means any free port."""
-    keys: Path | None = None
+    keys: Annotated[Path | None, COMMON] = None
     """File of API keys, one per line. Keys of the environment variable are valid too."""
-    name: str = ""
+    name: Annotated[str, COMMON] = ""
     """Model name for clients. "" selects the folder name of --run or --model, or else the value of --model."""
-    concurrency: Annotated[int, AtLeast(1)] = 8
+    concurrency: Annotated[int, AtLeast(1), COMMON] = 8
     """Concurrent turns, and consoles kept ready for them, >= 1."""
-    max_waiting: Annotated[int, AtLeast(0)] = 64
+    max_waiting: Annotated[int, AtLeast(0), COMMON] = 64
     """Turns that may wait in the queue, >= 0. A further turn is refused with status 429."""
-    max_conversations: Annotated[int, AtLeast(0)] = 64
+    max_conversations: Annotated[int, AtLeast(0), COMMON] = 64
     """Conversations that may be kept, each with its console, >= 0."""
     conversation_timeout_s: Annotated[float, Above(0)] = 600.0
     """Time without a turn after which a kept conversation ends, seconds, > 0."""

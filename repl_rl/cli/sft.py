@@ -18,6 +18,7 @@ from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.runs.store import read_trajectories, write_step
 from repl_rl.settings.argument_parser import ParsedSettings, parse_with_sources
+from repl_rl.settings.help_pages import COMMON
 from repl_rl.settings.value_bounds import AtLeast, check_fields
 from repl_rl.sft.select_rollouts import POLICY, FinetuneConfig, Selection, select_best_rollouts
 from repl_rl.tasks import Split, Task
@@ -53,21 +54,21 @@ _PLAYING_SETTINGS = (
 class SftConfig(RolloutConfig):
     """Fine-tune a policy on stored trajectories and on rollouts that it plays first. The loss is on its own lines."""
 
-    data: tuple[Path, ...] = ()
+    data: Annotated[tuple[Path, ...], COMMON] = ()
     """Folders or files of trajectories: of `repl-rl transcripts`, or of a training run."""
-    samples: Annotated[int, AtLeast(0)] = 0
+    samples: Annotated[int, AtLeast(0), COMMON] = 0
     """Rollouts per training task that the policy plays before it learns, >= 0. 0 plays none."""
-    train_tasks: Annotated[int, AtLeast(1)] = 512
+    train_tasks: Annotated[int, AtLeast(1), COMMON] = 512
     """Training tasks that it plays, >= 1."""
-    per_task: Annotated[int, AtLeast(1)] = 1
+    per_task: Annotated[int, AtLeast(1), COMMON] = 1
     """Rollouts per task to learn from, the best among the right ones, >= 1."""
-    learn_errors: bool = False
+    learn_errors: Annotated[bool, COMMON] = False
     """Also learn lines that ended in an error. Otherwise they are context."""
-    fresh: bool = False
+    fresh: Annotated[bool, COMMON] = False
     """Learn nothing: write a new small policy with random weights, drawn with --seed, for a cold start."""
-    out: Path = Path("policy")
+    out: Annotated[Path, COMMON] = Path("policy")
     """New folder for the fine-tuned policy. Its rollouts are stored in OUT/rollouts."""
-    overwrite: bool = False
+    overwrite: Annotated[bool, COMMON] = False
     """Replace an older policy that this command made. Anything else is refused."""
     learning: FinetuneConfig = field(default_factory=FinetuneConfig)
 

@@ -23,11 +23,13 @@ from repl_rl.rollout import RuntimeInfo
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.runs.run_folder import BEST, RunFolder, check_same_settings
 from repl_rl.runs.run_metadata import CONFIG, RUNS, read_settings
-from repl_rl.settings.argument_parser import HasOptions, parse_with_sources
+from repl_rl.settings.argument_parser import parse_with_sources
+from repl_rl.settings.component_options import HasOptions
+from repl_rl.settings.help_pages import COMMON
 from repl_rl.settings.model_defaults import PretrainedDefault
 from repl_rl.settings.value_bounds import AtLeast, check_fields
 from repl_rl.tasks import Split, Task
-from repl_rl.trainer.checkpoint_schedule import parse_checkpoint_schedule
+from repl_rl.trainer.checkpoint_schedule import get_checkpoint_options, parse_checkpoint_schedule
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.utils.atomic_files import Json, check_name, validate_no_inputs_inside
 from repl_rl.utils.hardware import count_cores
@@ -39,27 +41,27 @@ from repl_rl.utils.processes import get_rank, get_world_size
 class TrainConfig(RolloutConfig):
     """Train a policy. Without options: the bundled policy on the bundled tasks."""
 
-    name: str = "quickstart"
+    name: Annotated[str, COMMON] = "quickstart"
     """Name of the run, one component of a path; its folder is OUT/NAME."""
-    out: Path = RUNS
+    out: Annotated[Path, COMMON] = RUNS
     """Folder of the run folders."""
-    overwrite: bool = False
+    overwrite: Annotated[bool, COMMON] = False
     """Replace a run of the same name. A folder that is no run, or holds a file of yours, is refused."""
-    resume: bool = False
+    resume: Annotated[bool, COMMON] = False
     """Resume the run of the same name from its newest training state, or begin it if it does not exist. Its settings
     must be the same, except that steps may grow."""
-    checkpoint: str = "within(every_s=60, keep_last=2)"
-    """Schedule of the training states for --resume. The default loses at most 60 seconds or one step, and keeps the
-    newest 2 states. "never" saves none."""
-    workers: Annotated[str, HasOptions(get_worker_options)] = "local"
+    checkpoint: Annotated[str, HasOptions(get_checkpoint_options), COMMON] = "within"
+    """Schedule of the training states for --resume: within or never. within loses at most every_s = 60 seconds or one
+    step, takes at most max_time_share = 0.01 of the time, and keeps the newest keep_last = 2 states."""
+    workers: Annotated[str, HasOptions(get_worker_options), COMMON] = "local"
     """Place of the rollouts: local (this process), ray (nodes of a Ray cluster that is started here) or
-    ray://HOST:PORT (of a running cluster). Options are given as --workers.KEY VALUE, such as
+    ray://HOST:PORT (of a running cluster). Its options are given as --workers.KEY VALUE, such as
     --workers.max-workers 2."""
     train_tasks: Annotated[int, AtLeast(1)] = 4096
     """Tasks to draw from, >= 1."""
-    eval_tasks: Annotated[int, AtLeast(1), PretrainedDefault.on_cpu(32)] = 240
+    eval_tasks: Annotated[int, AtLeast(1), PretrainedDefault.on_cpu(32), COMMON] = 240
     """Held-out tasks of the evaluations, >= 1."""
-    eval_steps: Annotated[int, AtLeast(0)] = 0
+    eval_steps: Annotated[int, AtLeast(0), COMMON] = 0
     """Steps between evaluations during training, >= 0. 0 means only before and after. Each plays every held-out task
     twice, at temperature 1 and greedily. checkpoints/best is the policy that solved most at temperature 1."""
     validation: str = ""

@@ -24,6 +24,7 @@ from repl_rl.sandbox import SANDBOXES, Limits, Sandbox, SandboxConfig, SandboxOp
 from repl_rl.sandbox.inprocess import InProcess
 from repl_rl.settings.argument_parser import ParsedSettings, dump_toml, parse_with_sources
 from repl_rl.settings.component_registry import Registry
+from repl_rl.settings.help_pages import COMMON
 from repl_rl.settings.model_defaults import CONTEXT, PROMPT
 from repl_rl.settings.toml_values import Scalar
 from repl_rl.settings.value_bounds import AtLeast, check_fields
@@ -63,27 +64,27 @@ PLACES: Registry[SandboxConfig] = Registry("sandbox", {**SANDBOXES.entries, InPr
 class TranscriptsConfig:
     """Make and execute trajectories to learn from: doctests of installed packages, or plans of built-in tasks."""
 
-    from_doctests: tuple[str, ...] = ()
+    from_doctests: Annotated[tuple[str, ...], COMMON] = ()
     """Packages, or parts of one such as sympy.core. stdlib is the standard library. Examples with the documented output
     are kept."""
-    from_tasks: tuple[str, ...] = ()
+    from_tasks: Annotated[tuple[str, ...], COMMON] = ()
     """Built-in tasks, such as builtin:quickstart. Only questions of their training part are demonstrated."""
-    mix: Literal["clean", "warm", "cold"] = "clean"
+    mix: Annotated[Literal["clean", "warm", "cold"], COMMON] = "clean"
     """Kinds of demonstrations of built-in tasks. clean: all good. warm: 45 % are guesses, mistakes with what follows,
     and surprises. cold: 81 % are."""
-    protocol: Literal["line", "fenced"] = "line"
+    protocol: Annotated[Literal["line", "fenced"], COMMON] = "line"
     """Sampler that built-in tasks demonstrate: line (repl, line by line) or fenced (blocks of code)."""
-    count: Annotated[int, AtLeast(1)] = 1000
+    count: Annotated[int, AtLeast(1), COMMON] = 1000
     """Demonstrations of built-in tasks, >= 1. Families alternate."""
-    seed: Annotated[int, AtLeast(0)] = 0
+    seed: Annotated[int, AtLeast(0), COMMON] = 0
     """Seed of the built-in tasks and their demonstrations, >= 0."""
-    model: str = QUICKSTART
+    model: Annotated[str, COMMON] = QUICKSTART
     """Policy that will learn from them, as in `train`. Its tokenizer is used."""
-    out: Path = Path("transcripts")
+    out: Annotated[Path, COMMON] = Path("transcripts")
     """New folder to write: trajectories/ (one file per package), transcripts.json (counts and reasons), config.toml."""
-    overwrite: bool = False
+    overwrite: Annotated[bool, COMMON] = False
     """Replace older transcripts that this command made. Anything else is refused."""
-    prompt: Annotated[str, PROMPT] = "bare"
+    prompt: Annotated[str, PROMPT, COMMON] = "bare"
     """Prompt template that the policy is trained with: bare, base, few_shot, chat, chat_few_shot, or a text file."""
     chat_template_kwargs: Mapping[str, Scalar] = field(default_factory=dict)
     """Arguments of the model's chat template, such as enable_thinking. One that it does not read is refused."""
@@ -96,14 +97,14 @@ class TranscriptsConfig:
     newline_tokens: Overshoot = "forbid"
     """Treatment of tokens with text after a newline: forbid (probability 0 in sampler and trainer alike), carry that
     text into the next line, or refuse a vocabulary that has them."""
-    max_tokens: Annotated[int, AtLeast(64), CONTEXT] = 1024
+    max_tokens: Annotated[int, AtLeast(64), CONTEXT, COMMON] = 1024
     """Longest trajectory, prompt included, tokens, >= 64. A longer doctest is cut between two statements, and a longer
     demonstration of a built-in task is dropped."""
-    max_lines: Annotated[int, AtLeast(1)] = 32
+    max_lines: Annotated[int, AtLeast(1), COMMON] = 32
     """Maximum number of lines of one doctest's trajectory, >= 1."""
-    sandbox: Annotated[SandboxConfig | str, PLACES] = "local"
+    sandbox: Annotated[SandboxConfig | str, PLACES, COMMON] = "local"
     """Sandbox that executes them. inprocess is only for built-in tasks, whose lines are our own."""
-    concurrency: Annotated[int, AtLeast(1)] = 8
+    concurrency: Annotated[int, AtLeast(1), COMMON] = 8
     """Concurrent consoles, >= 1."""
     preload: bool = True
     """Import each package once before its consoles start, instead of in every one of them."""

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from repl_rl.deprecations import keeps_old_names
 from repl_rl.errors import ConfigError, UserCodeError
-from repl_rl.settings.component_registry import NameWithOptions, find_or_import
+from repl_rl.settings.component_registry import NameWithOptions, find_or_import, get_options
 from repl_rl.settings.value_bounds import Above, AtLeast
 from repl_rl.trajectory.trajectory import LineStatus, Trajectory
 
@@ -677,6 +677,11 @@ def load_estimator(text: str) -> Estimator:
     """
     choice, function = _resolve_estimator(text)
     return partial(call_estimator, choice.bind_options("estimator", function), text)
+
+
+def get_estimator_options(name: str) -> Mapping[str, object]:
+    """Return the options of an estimator, each with its annotation. Raises as `load_estimator`."""
+    return get_options(_resolve_estimator(name)[1])
 
 
 def call_estimator(function: Estimator, name: str, group: GroupRewards) -> Advantages:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from repl_rl.deprecations import keeps_old_names
+from repl_rl.settings.help_pages import COMMON
 from repl_rl.settings.model_defaults import PretrainedDefault
 from repl_rl.settings.value_bounds import Above, AtLeast, check_fields
 
@@ -16,9 +17,9 @@ class RolloutLimits:
     The defaults are those of the bundled policy. Other models have other defaults, given in the annotations.
     """
 
-    max_lines: Annotated[int, AtLeast(1), PretrainedDefault.constant(32)] = 8
+    max_lines: Annotated[int, AtLeast(1), PretrainedDefault.constant(32), COMMON] = 8
     """Sampled lines (>= 1). The text of one sampling call counts as a line, such as a turn or a text up to a call."""
-    max_line_tokens: Annotated[int, AtLeast(1), PretrainedDefault.constant(256)] = 48
+    max_line_tokens: Annotated[int, AtLeast(1), PretrainedDefault.constant(256), COMMON] = 48
     """Tokens of one line (>= 1); a longer line is truncated and ends the rollout."""
     max_observation_tokens: Annotated[int, AtLeast(16), PretrainedDefault.constant(512)] = 128
     """Tokens of one observation (>= 16); a visible marker replaces the middle of a longer one."""

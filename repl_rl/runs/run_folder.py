@@ -19,7 +19,7 @@ from repl_rl.runs.report import write_report
 from repl_rl.runs.run_metadata import CONFIG, METRICS, SUMMARY, read_settings, read_summary, read_whole_lines
 from repl_rl.runs.store import write_step, write_tokens
 from repl_rl.settings.argument_parser import flatten, load_toml
-from repl_rl.settings.legacy import ADDED, rename_recorded
+from repl_rl.settings.legacy import ADDED, format_component, rename_recorded
 from repl_rl.trajectory.trajectory import Trajectory
 from repl_rl.utils.atomic_files import (
     Json,
@@ -333,4 +333,6 @@ def _is_larger(saved: object, current: object) -> bool:
 
 
 def _format_setting(settings: Mapping[str, object], name: str) -> str:
-    return repr(settings[name]) if name in settings else "left out"
+    if name not in settings:
+        return "left out"
+    return format_component(name, settings[name]) or repr(settings[name])

@@ -4,13 +4,9 @@ The parts, in order:
 
 - the parser (`parse`), which collects the files and flags and passes them to tyro;
 - the flags of a settings dataclass: help texts with bounds, and per registry a name and one table per kind;
-- names whose options may be given apart from them, by `--sampler.KEY VALUE` or in a table of a file:
-
-        sampler = "repl(max_error_streak=3)"       [sampler]
-                                                   name = "repl"
-                                                   max_error_streak = 3
-
 - settings as TOML: `load_toml` and `flatten` read them, `dump_toml` writes them.
+
+Components with options are read by `repl_rl.settings.component_options`.
 """
 
 import ast
@@ -20,7 +16,7 @@ import io
 import logging
 import re
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import redirect_stderr
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cache
@@ -33,26 +29,32 @@ from repl_rl.deprecations import REMOVED_IN, rename_keys
 from repl_rl.errors import ConfigError
 from repl_rl.old_names import OLD_SETTINGS
 from repl_rl.settings.bounded_toml import MOST_BYTES, TooLong, parse_toml
+from repl_rl.settings.component_options import (
+    can_be_table,
+    format_table_lines,
+    get_component_fields,
+    has_component,
+    is_in_tables,
+    merge_options,
+    warn_of_texts_in_file,
+    warn_of_texts_in_flags,
+)
 from repl_rl.settings.component_registry import (
     NameWithOptions,
     Registry,
     RegistryEntry,
     has_options,
     strip_annotation,
-    translate_option,
-    validate_option_name,
-    validate_option_value,
 )
+from repl_rl.settings.help_pages import TYRO_CONFIG, HelpSuffix, asks_for_help, get_common_names, print_help
 from repl_rl.settings.model_defaults import format_default, get_pretrained_default
 from repl_rl.settings.removed_settings import REMOVED, without_removed
 from repl_rl.settings.toml_values import (
-    Scalar,
     collect_table_words,
     format_toml_value,
     is_open_table,
     list_open_tables,
     parse_pairs,
-    parse_scalar,
     split_table_flags,
 )
 from repl_rl.settings.value_bounds import get_bound
@@ -60,7 +62,6 @@ from repl_rl.utils.atomic_files import is_inside
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-_TYRO_CONFIG = (tyro.conf.EnumChoicesFromValues,)
 _RULER = re.compile(r"(?m)^[\s│]*[-─]{8,}[\s│]*$")
 """Ruler between the parts of tyro's error message, which may be in a box."""
 _TYPE_REMEDIES: Mapping[object, str] = {int: "give one whole number", float: "give one number"}
@@ -106,31 +107,37 @@ def parse_with_sources(
     Raises:
         ConfigError: a file cannot be read, a preset, key or flag is unknown, a value has the wrong type, or a required
             value is missing. The message of an unknown name helps to find the known ones.
-        SystemExit: 0 after `--help`.
+        SystemExit: 0 after `--help` or `--help-all`.
     """
     for word in argv:
         _refuse_surrogates(word)
+    mirror, about, program = build_flags_class(kind), _build_help_text(kind, presets, called), f"repl-rl {verb}"
+    if asks_for_help(argv):
+        print_help(mirror, [*iterate_flag_names(mirror)], get_common_names(kind), argv, program, about)
     # Collect the files in the order of their precedence: the preset, then the file of --config.
     flags, config = _pop_option(argv, "config", "a TOML file")
     files = [Path(config)] if config is not None else []
     if presets is not None:
         flags, preset = _pop_option(flags, called, f"one of {', '.join(_list_presets(presets))}")
         files = ([_find_preset(presets, preset, called)] if preset is not None else []) + files
-    mirror = build_flags_class(kind)
-    # Keys of open tables and options of names are free, so tyro cannot know them as flags. Both are taken out here.
-    hints, theirs = collect_annotations(mirror), list_open_tables(kind)
+    # Keys of open tables and options of components are free, so tyro cannot know them. Both are taken out here.
+    hints, theirs, components = collect_annotations(mirror), list_open_tables(kind), get_component_fields(kind)
     known = set(hints)
-    apart = (*theirs, *get_option_fields(kind))
+    apart = (*theirs, *components)
     renamed = get_renamed_settings(known, apart)
     loaded = [_select_known_pairs(_load_pairs(file, renamed), known, apart, str(file)) for file in files]
     flags = _rename_flags(flags, renamed)
-    of_files, flags = merge_options(kind, loaded, flags)
+    for file, pairs in zip(files, loaded, strict=True):
+        if not _is_recorded(file):
+            warn_of_texts_in_file(components, pairs, str(file))
+    warn_of_texts_in_flags(components, flags)
+    of_files, flags = merge_options(components, loaded, flags)
     from_files = [pair for pairs in of_files for pair in pairs]
     flags, of_tables = split_table_flags(theirs, flags)
     # Check the flags before tyro does, for error messages that name a similar setting.
     by_flags = set[str]()
     for flag in flags:
-        if flag.startswith("--") and flag != "--help":
+        if flag.startswith("--"):
             # tyro negates a switch with `no-` before the last part of its name.
             name = re.sub(r"(^|\.)no_(?=[^.]*$)", r"\1", flag[2:].partition("=")[0].replace("-", "_"))
             _check_known("option", name, known)
@@ -139,9 +146,7 @@ def parse_with_sources(
     def parse_with_defaults(defaults: Mapping[str, object]) -> T:
         # tyro keeps the last value of a repeated flag: defaults come first, then files, then flags.
         words = [*_convert_to_flags([*defaults.items(), *from_files], hints, theirs, of_tables), *flags]
-        return _parse_words(
-            kind, mirror, words, f"repl-rl {verb}", _build_help_text(kind, presets, called), " ".join(argv)
-        )
+        return _parse_words(kind, mirror, words, program, about, " ".join(argv))
 
     # `merge_options` may have appended names with their options, which belong to no single file.
     said_by = [(file, dict(pairs)) for file, pairs in zip(files, of_files, strict=False)]
@@ -155,9 +160,10 @@ def read_table(kind: type[T], table: Mapping[str, object], where: str) -> T:
         ConfigError: a key is unknown, or a value has the wrong type or is out of bounds.
     """
     mirror = build_flags_class(kind)
-    hints, theirs = collect_annotations(mirror), list_open_tables(kind)
-    pairs = _select_known_pairs(list(flatten(table)), set(hints), (*theirs, *get_option_fields(kind)), where)
-    words = _convert_to_flags([pair for each in merge_options(kind, [pairs], [])[0] for pair in each], hints, theirs)
+    hints, theirs, components = collect_annotations(mirror), list_open_tables(kind), get_component_fields(kind)
+    pairs = _select_known_pairs(list(flatten(table)), set(hints), (*theirs, *components), where)
+    merged = [pair for each in merge_options(components, [pairs], [])[0] for pair in each]
+    words = _convert_to_flags(merged, hints, theirs)
     try:
         return _parse_words(kind, mirror, words, where, "", where)
     except SystemExit as end:
@@ -190,6 +196,11 @@ def _load_pairs(file: Path, renamed: Mapping[str, str]) -> list[tuple[str, objec
     return list(flatten(rename_keys(load_toml(file, linked=True), renamed, str(file), log)))
 
 
+def _is_recorded(file: Path) -> bool:
+    """Return True if a run wrote the file. Its settings are in the form of the version that wrote it."""
+    return file.name == "config.toml" and (file.parent / "trajectories").is_dir()
+
+
 def _rename_flags(flags: Sequence[str], renamed: Mapping[str, str]) -> list[str]:
     """Return the words of the command line, with each old option under its new name, and log each old one."""
     return [_rename_flag(word, renamed) if word.startswith("--") else word for word in flags]
@@ -217,7 +228,7 @@ def _select_known_pairs(
 ) -> list[tuple[str, object]]:
     """Return `pairs` unchanged, after a check that their keys are known and their texts have no NUL."""
     for key, value in pairs:
-        if key.partition(".")[0] not in theirs or "." not in key:
+        if key in theirs or not is_in_tables(key, theirs):
             _check_known(f"key in {where}", key, known)
         # A recorded prompt is the text of a file, which may hold anything.
         if isinstance(value, str) and "\0" in value and key != "prompt":
@@ -244,7 +255,7 @@ def _parse_words(kind: type[T], mirror: type, words: Sequence[str], program: str
     said = io.StringIO()
     try:
         with redirect_stderr(said):
-            flags: object = tyro.cli(mirror, prog=program, description=about, args=words, config=_TYRO_CONFIG)
+            flags: object = tyro.cli(mirror, prog=program, description=about, args=words, config=TYRO_CONFIG)
         return build_settings(kind, flags)
     except SystemExit as end:
         if not end.code:
@@ -252,7 +263,7 @@ def _parse_words(kind: type[T], mirror: type, words: Sequence[str], program: str
     # tyro draws its message as boxes. Keep the text, without the parts that repeat the help.
     parts = [" ".join(re.sub("[╭╮╰╯│─]+", " ", part).split()) for part in _RULER.split(said.getvalue())]
     reason = " ".join(part for part in parts if part and not part.startswith(_HELP_PARTS))
-    remedy = f"{reason.rstrip('.')}; {program} --help lists the options"
+    remedy = f"{reason.rstrip('.')}; {program} --help-all lists the options"
     raise ConfigError("input", given, remedy)
 
 
@@ -338,7 +349,7 @@ def _check_known(what: str, name: str, known: set[str]) -> None:
     if removed := REMOVED.get(name):
         raise ConfigError(what, name, f"it was removed: {removed.reason}")
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    remedy = f"did you mean {near[0]!r}?" if near else "see --help for the known ones"
+    remedy = f"did you mean {near[0]!r}?" if near else "see --help-all for the known ones"
     raise ConfigError(f"unknown {what}", name, remedy)
 
 
@@ -491,124 +502,6 @@ def read_field_docs(kind: type) -> Mapping[str, str]:
     return found
 
 
-DottedSettings = Sequence[tuple[str, object]]
-"""Dotted keys and TOML values of one file, or of the command line, whose values are `UnparsedWord`."""
-
-
-class UnparsedWord(str):
-    """Unparsed text of the command line. The annotation of its option decides its type."""
-
-    __slots__ = ()
-
-
-@dataclass(frozen=True, slots=True)
-class HelpSuffix:
-    """Marker in the annotation of a field whose help ends with a computed text, such as the names in a registry."""
-
-    get_text: Callable[[], str]
-
-
-@dataclass(frozen=True, slots=True)
-class HasOptions:
-    """Marker in the annotation of a field that holds a name with options."""
-
-    get_options: Callable[[str], Mapping[str, object]]
-    """Function from a name to its options with their annotations. It may import user code."""
-
-
-def get_option_fields(kind: type) -> Mapping[str, HasOptions]:
-    """Return the fields of a dataclass that are names with options."""
-    hints = get_typed_fields(kind)
-    found: dict[str, HasOptions] = {}
-    for one in fields(kind):
-        extras = get_args(hints[one.name])[1:] if get_origin(hints[one.name]) is Annotated else ()
-        found.update((one.name, extra) for extra in extras if isinstance(extra, HasOptions))
-    return found
-
-
-def merge_options(
-    kind: type, files: Iterable[DottedSettings], flags: Sequence[str]
-) -> tuple[list[DottedSettings], list[str]]:
-    """Move the options of each name of `kind` into its parentheses, in files and flags.
-
-    The later source wins, and a later name drops the options of an earlier one. Within one file, and on the command
-    line, options belong to the name given there. Without a name there, they belong to the name of the source before.
-
-    Raises:
-        ConfigError: an option is unknown, or its value has another type.
-    """
-    said, left = [list(each) for each in files], list(flags)
-    for name, asked in get_option_fields(kind).items():
-        others, words = split_table_flags([name], left)
-        apart: list[tuple[str, object]] = [
-            (f"{name}.{flag.partition('.')[2].replace('-', '_')}", UnparsedWord(word))
-            for flag, word in zip(words[::2], words[1::2], strict=True)
-        ]
-        if not apart and not any(key.startswith(f"{name}.") for each in said for key, _ in each):
-            # No options are given apart from the name, so it stays in its file or flag.
-            continue
-        others, names = _split_name_flags(name, others)
-        whole = _build_name_with_options(
-            name, _get_default_text(kind, name), asked, [*said, [*((name, text) for text in names), *apart]]
-        )
-        # Replace all that the sources hold of this name by one last source with the whole.
-        said = [[pair for pair in each if pair[0].partition(".")[0] != name] for each in said]
-        said.append([(name, whole)])
-        left = others
-    return [*said], left
-
-
-def _get_default_text(kind: type, name: str) -> str:
-    (default,) = (one.default for one in fields(kind) if one.name == name)
-    return "" if default is MISSING else str(default)
-
-
-def _build_name_with_options(field: str, default: str, asked: HasOptions, sources: Sequence[DottedSettings]) -> str:
-    """Return the name with its options in parentheses, from all sources in order."""
-    named, options = NameWithOptions.parse(field, default), dict[str, object]()
-    for source in sources:
-        # Apply the name before the options of this source, because it resets all earlier options.
-        for key, value in source:
-            if key in (field, f"{field}.name"):
-                named, options = NameWithOptions.parse(field, str(value)), {}
-        options |= {key.partition(".")[2]: value for key, value in source if key.startswith(f"{field}.")}
-        options.pop("name", None)
-    hints = asked.get_options(named.name)
-    for old in [key for key in options if translate_option(key, hints) != key]:
-        new = translate_option(old, hints)
-        _log.warning("%s.%s is %s.%s now; the old name goes in %s", field, old, field, new, REMOVED_IN)
-        options[new] = options.pop(old)
-    for key, value in options.items():
-        validate_option_name(field, named.name, key, value, tuple(hints))
-    read = {key: _read_option(f"{field}.{key}", value, hints[key]) for key, value in options.items()}
-    return str(NameWithOptions(named.name, {**named.options, **read}))
-
-
-def _read_option(where: str, value: object, hint: object) -> object:
-    """Return an option in the type of its annotation. A word stays text for a text option, even if it is a number."""
-    if not isinstance(value, Scalar):
-        raise ConfigError(where, value, "give true, false, a number or a text")
-    if isinstance(value, UnparsedWord):
-        meant = parse_scalar(value)
-        value = str(value) if strip_annotation(hint) is str and not isinstance(meant, str) else meant
-    validate_option_value(where, value, hint)
-    return value
-
-
-def _split_name_flags(field: str, flags: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return `flags` without `--field NAME` and `--field=NAME`, and the names."""
-    others, names = list[str](), list[str]()
-    left = iter(flags)
-    for flag in left:
-        if flag == f"--{field}":
-            names += [word] if (word := next(left, None)) is not None else []
-        elif flag.startswith(f"--{field}="):
-            names.append(flag.partition("=")[2])
-        else:
-            others.append(flag)
-    return others, names
-
-
 def load_toml(file: Path, *, linked: bool = False) -> Mapping[str, object]:
     """Load a TOML file, without removed settings at their neutral values.
 
@@ -670,6 +563,10 @@ def dump_toml(config: object, table: str = "") -> str:
         elif isinstance(value, Mapping):
             own = [f"{key} = {format_toml_value(one)}\n" for key, one in value.items()]
             tables.append("".join([f"\n[{table}.{name}]\n" if table else f"\n[{name}]\n", *own]) if own else "")
+        elif has_component(hints[name]) and can_be_table(named := NameWithOptions.parse(name, value)):
+            tables.append(
+                "\n".join([f"\n[{table}.{name}]" if table else f"\n[{name}]", *format_table_lines(named), ""])
+            )
         elif value is not None:
             scalars.append(f"{name} = {format_toml_value(value)}\n")
     return "".join([f"\n[{table}]\n" if table else "", *scalars, *tables])

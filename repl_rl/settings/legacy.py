@@ -5,7 +5,10 @@ import re
 from collections.abc import Mapping, Sequence
 
 from repl_rl.deprecations import rename_keys
+from repl_rl.errors import ConfigError
 from repl_rl.old_names import OLD_SETTINGS, OLD_TYPES
+from repl_rl.settings.component_options import can_be_table, convert_table_to_text, format_inline_table
+from repl_rl.settings.component_registry import NameWithOptions
 
 _VLLM_FIELDS = ("kv_cache_gib", "block_size", "threads", "drive", "sleep")
 _MOVED = {
@@ -42,6 +45,14 @@ _OPTIONS: Mapping[str, Mapping[str, str]] = {
     "within": {"seconds": "every_s", "keep": "keep_last", "share": "max_time_share"},
 }
 """Old name of a component to the new names of its options, which are numbers."""
+COMPONENTS = frozenset(
+    {
+        *("sampler", "workers", "checkpoint"),
+        *("trainer.optimizer", "trainer.lr_scheduler", "trainer.loss", "trainer.kl", "trainer.importance_sampling"),
+        *("trainer.group_sampling", "trainer.estimator"),
+    }
+)
+"""Settings of a run that hold a component with options."""
 _log = logging.getLogger(__name__)
 
 
@@ -87,30 +98,54 @@ def modern(said: Mapping[str, object]) -> dict[str, object]:
 def rename_recorded(said: Mapping[str, object]) -> dict[str, object]:
     """Return recorded settings, nested or dotted, under the names of this version, without a warning.
 
+    A component is a text in the result, whether the run recorded a text or a table.
+
     Raises:
         ConfigError: a setting has both its old name and its new one.
     """
-    return _rename_texts(rename_keys(said, OLD_SETTINGS, "config.toml", lambda old, new: None))
+    return _convert_components(rename_keys(said, OLD_SETTINGS, "config.toml", lambda old, new: None))
 
 
-def _rename_texts(said: Mapping[str, object]) -> dict[str, object]:
-    """Rename components and their options in the texts of settings, so that equal settings compare equal."""
+def format_component(name: str, value: object) -> str | None:
+    """Return a recorded component with options as a TOML table on one line, or None for any other setting."""
+    if name not in COMPONENTS or not isinstance(value, str):
+        return None
+    try:
+        named = NameWithOptions.parse(name, value)
+    except ConfigError:
+        return None
+    return format_inline_table(named) if can_be_table(named) else None
+
+
+def _convert_components(said: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Return settings, nested or dotted, with each component as one text, so that equal settings compare equal."""
     found: dict[str, object] = {}
+    tables: dict[str, dict[str, object]] = {}
     for key, value in said.items():
-        if isinstance(value, Mapping):
-            found[key] = _rename_texts(value)
-        elif isinstance(value, str) and key.rpartition(".")[2] in ("sampler", "group_sampling", "checkpoint"):
-            found[key] = _rename_text(value)
+        dotted = prefix + key
+        owner = next((name for name in COMPONENTS if dotted.startswith(f"{name}.")), None)
+        if owner is not None:
+            tables.setdefault(owner, {})[dotted.removeprefix(f"{owner}.")] = value
+        elif dotted in COMPONENTS and isinstance(value, Mapping):
+            tables[dotted] = dict(value)
+        elif dotted in COMPONENTS and isinstance(value, str):
+            found[key] = _convert_text(value)
         else:
-            found[key] = value
-    return found
+            found[key] = _convert_components(value, f"{dotted}.") if isinstance(value, Mapping) else value
+    # A table that no version writes stays as it is, so that its reader refuses it.
+    return found | {name.removeprefix(prefix): convert_table_to_text(table) or table for name, table in tables.items()}
 
 
-def _rename_text(text: str) -> str:
-    name, opened, rest = text.partition("(")
-    new = _OPTIONS.get(name, {})
-    renamed = re.sub(r"\b(\w+)(?==)", lambda word: new.get(word[1], word[1]), rest) if new else rest
-    return f"{OLD_TYPES.get(name, name)}{opened}{renamed}"
+def _convert_text(text: str) -> str:
+    """Return the text of a component under the present names, in the form that `NameWithOptions` writes."""
+    try:
+        named = NameWithOptions.parse("", text)
+    except ConfigError:
+        # The reader of the setting refuses it, and names it.
+        return text
+    new = _OPTIONS.get(named.name, {})
+    options = {new.get(key, key): value for key, value in named.options.items()}
+    return str(NameWithOptions(OLD_TYPES.get(named.name, named.name), options))
 
 
 def _pop_setting(tables: dict[str, dict[str, object]], path: Sequence[str], default: object) -> object:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from repl_rl.deprecations import keeps_old_names
 from repl_rl.errors import ConfigError
+from repl_rl.settings.help_pages import COMMON
 from repl_rl.settings.model_defaults import DTYPE, PretrainedDefault
 from repl_rl.settings.value_bounds import Above, AtLeast, check_fields
 from repl_rl.trajectory.trajectory import Trajectory
@@ -52,17 +53,17 @@ class FinetuneConfig:
     a few steps (docs/pretrained.md).
     """
 
-    steps: Annotated[int, AtLeast(1)] = 200
+    steps: Annotated[int, AtLeast(1), COMMON] = 200
     """Optimizer steps, >= 1."""
-    batch_size: Annotated[int, AtLeast(1)] = 32
+    batch_size: Annotated[int, AtLeast(1), COMMON] = 32
     """Trajectories per step, >= 1."""
-    per_device_batch_size: Annotated[int, AtLeast(0), PretrainedDefault.largest_divisor(8, 2)] = 0
+    per_device_batch_size: Annotated[int, AtLeast(0), PretrainedDefault.largest_divisor(8, 2), COMMON] = 0
     """Trajectories per forward pass, >= 0; 0 means the whole batch."""
-    learning_rate: Annotated[float, Above(0), PretrainedDefault.constant(2e-5)] = 5e-4
+    learning_rate: Annotated[float, Above(0), PretrainedDefault.constant(2e-5), COMMON] = 5e-4
     """Peak learning rate, > 0; a cosine schedule decays it to a tenth."""
     warmup_steps: Annotated[int, AtLeast(0)] = 10
     """Warm-up steps, over which the learning rate rises, >= 0."""
-    dtype: Annotated[Literal["float32", "bfloat16"], DTYPE] = "float32"
+    dtype: Annotated[Literal["float32", "bfloat16"], DTYPE, COMMON] = "float32"
     """Number format of the computation. Weights and optimizer are float32, because bfloat16 loses small updates."""
 
     def __post_init__(self) -> None:

@@ -1,13 +1,13 @@
 """Checkpoint schedule: a limit on lost work, and a limit on the time that saving takes."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
 from repl_rl.deprecations import keeps_old_names
 from repl_rl.errors import ConfigError
-from repl_rl.settings.component_registry import NameWithOptions
+from repl_rl.settings.component_registry import NameWithOptions, get_options
 from repl_rl.settings.value_bounds import Above, AtLeast
 
 
@@ -37,18 +37,32 @@ def build_schedule(
     return CheckpointSchedule(every_s, max_time_share, keep_last)
 
 
+def save_never() -> None:
+    """Save no states."""
+    return
+
+
+_SCHEDULES: Mapping[str, Callable[..., CheckpointSchedule | None]] = {"within": build_schedule, "never": save_never}
+"""Function of each schedule, by its name in the setting. Its keyword arguments are the options."""
+
+
+def get_checkpoint_options(name: str) -> Mapping[str, object]:
+    """Return the options of a schedule by name, each with its annotation. Raises ConfigError for an unknown name."""
+    if name not in _SCHEDULES:
+        raise ConfigError("checkpoint", name, f"choose {' or '.join(_SCHEDULES)}")
+    return get_options(_SCHEDULES[name])
+
+
 def parse_checkpoint_schedule(text: str) -> CheckpointSchedule | None:
-    """Parse a setting such as "within(every_s=60, keep_last=2)"; return None for "never".
+    """Parse the setting: `within`, which may have options, or `never`, for which None is returned.
 
     Raises:
-        ConfigError: the text is neither.
+        ConfigError: the schedule or an option is unknown, or a value is out of bounds.
     """
     choice = NameWithOptions.parse("checkpoint", text)
-    if choice.name == "never" and not choice.options:
-        return None
-    if choice.name != "within":
-        raise ConfigError("checkpoint", text, 'give "within(every_s=60, keep_last=2)" or "never"')
-    return choice.bind_options("checkpoint", build_schedule)()
+    if choice.name not in _SCHEDULES:
+        raise ConfigError("checkpoint", text, f"choose {' or '.join(_SCHEDULES)}")
+    return choice.bind_options("checkpoint", _SCHEDULES[choice.name])()
 
 
 class CheckpointTimer:

@@ -1,6 +1,6 @@
-"""Training settings: `TrainerConfig`, and the parsers of the settings that are given by name with options.
+"""Training settings: `TrainerConfig`, and the parsers of its components, which have a type and options.
 
-Examples of such texts:
+A component is a text here; `repl_rl.settings.component_options` makes it from a table of a file. Examples:
 
     loss, kl, optimizer     dapo(clip_low=0.1, clip_high=0.2)   k3(beta=0.04)   adamw_torch(weight_decay=0.1)
     importance_sampling     token_truncate(cap=2.0, tolerance=1e-3)   token_band(low=0.5, cap=2.0)   none
@@ -9,20 +9,21 @@ Each kind of setting has a table from its names to functions. Parameters of a fu
 functions return keyword arguments of TRL's `GRPOConfig`. `parse_...` functions raise ConfigError for a bad text.
 """
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Annotated, Literal
 
-from repl_rl.credit.advantage_estimators import uses_line_rewards
+from repl_rl.credit.advantage_estimators import get_estimator_options, uses_line_rewards
 from repl_rl.credit.rewards import RewardTable
 from repl_rl.credit.stop_policy import StopPolicy
 from repl_rl.deprecations import keeps_old_names
 from repl_rl.engine.config import Dtype
 from repl_rl.errors import ConfigError
 from repl_rl.old_names import OLD_TYPES
-from repl_rl.settings.component_registry import NameWithOptions
+from repl_rl.settings.component_options import HasOptions
+from repl_rl.settings.component_registry import NameWithOptions, get_options, validate_option_name
+from repl_rl.settings.help_pages import COMMON
 from repl_rl.settings.model_defaults import DTYPE, PretrainedDefault, format_default
 from repl_rl.settings.value_bounds import Above, AtLeast, check_fields
 from repl_rl.trainer.optional_packages import require_peft, require_sinks
@@ -39,6 +40,16 @@ _RATE, _ADAPTER_RATE = 1e-6, 1e-5
 examples. Adapters need about ten times that: "LoRA Without Regret" (Schulman et al., 2025), and TRL's runs of it."""
 
 
+def _has_options(name: str, get_table: Callable[[], Mapping[str, Callable[..., object]]]) -> HasOptions:
+    """Return the marker of a component that is in a table below, by type."""
+
+    def get_component_options(kind: str) -> Mapping[str, object]:
+        table = get_table()
+        return get_options(table[parse_known_name(f"trainer.{name}", kind, table).name])
+
+    return HasOptions(get_component_options)
+
+
 @keeps_old_names
 @dataclass(frozen=True, slots=True)
 class TrainerConfig:
@@ -50,18 +61,18 @@ class TrainerConfig:
     run; the measured run of docs/pretrained.md used a sixth.
     """
 
-    steps: Annotated[int, AtLeast(1)] = 80
+    steps: Annotated[int, AtLeast(1), COMMON] = 80
     """Steps of the run, >= 1; each step trains on one batch of rollouts."""
-    prompts_per_step: Annotated[int, AtLeast(1), PretrainedDefault.on_cpu(4)] = 12
+    prompts_per_step: Annotated[int, AtLeast(1), PretrainedDefault.on_cpu(4), COMMON] = 12
     """Tasks per step, >= 1, over all processes."""
-    group_size: Annotated[int, AtLeast(2, "a group needs at least 2 rollouts to have an advantage")] = 8
+    group_size: Annotated[int, AtLeast(2, "a group needs at least 2 rollouts to have an advantage"), COMMON] = 8
     """Rollouts per task, >= 2."""
     num_iterations: Annotated[int, AtLeast(1)] = 1
     """Passes over the rollouts of a step, >= 1. From the second pass on, the policy differs from the one that sampled,
     and the loss clips."""
     num_mini_batches: Annotated[int, AtLeast(1)] = 1
     """Mini-batches per step, >= 1, drawn at random; each pass makes one optimizer step per mini-batch."""
-    per_device_batch_size: Annotated[int, AtLeast(0), PretrainedDefault.largest_divisor(8, 2)] = 0
+    per_device_batch_size: Annotated[int, AtLeast(0), PretrainedDefault.largest_divisor(8, 2), COMMON] = 0
     """Rollouts per forward pass of one process, a divisor of its share of a mini-batch; 0 takes all of them at once."""
     learning_rate: Annotated[
         float,
@@ -70,41 +81,40 @@ class TrainerConfig:
             f"{format_default(_RATE)}, with lora_rank {format_default(_ADAPTER_RATE)}",
             lambda facts: _ADAPTER_RATE if facts.trains_adapters else _RATE,
         ),
+        COMMON,
     ] = 5e-4
     """Peak learning rate, > 0."""
     warmup_steps: Annotated[int, AtLeast(0), PretrainedDefault.eighth_of_run(10)] = 5
     """Steps over which the learning rate rises to its peak, >= 0; then it follows `lr_scheduler`."""
-    optimizer: str = "adamw_torch_fused"
-    """Optimizer by its transformers name, with options. The default in full is "adamw_torch_fused(beta1=0.9,
-    beta2=0.95, eps=1e-8, weight_decay=0.0)"."""
-    lr_scheduler: str = "linear"
-    """Learning rate schedule by its transformers name, with options, such as "cosine_with_min_lr(min_lr_rate=0.1)".
-    Options in steps count optimizer steps."""
-    loss: str = "dapo"
-    """Loss by its TRL name, with options: "dapo(clip_low=0.2, clip_high=0.28)", also grpo, bnpo and dr_grpo;
-    "cispo(clip_high=5.0)"; "sapo(temperature_pos=1.0, temperature_neg=1.05)"."""
-    kl: str = ""
-    """KL penalty towards the policy that training began with: "k3(beta=0.04)" or "unbiased(beta=0.04)"; "" disables
-    it."""
-    importance_sampling: str = "token_truncate"
-    """Correction of the logprob mismatch between sampler and trainer, by importance sampling ratios.
-    "token_truncate(cap=2.0)" cuts the ratio of each token to cap. "token_mask" drops tokens above cap, and
-    "token_band(low=0.5, cap=2.0)" also drops those below low. Without `max_staleness_steps`, "line_..." and
-    "sequence_..." use the geometric mean over a line or a rollout, and "none" corrects nothing. A mismatch above
-    tolerance, in nats, at a token of the current policy stops the run, as in "token_truncate(tolerance=1e-3)". The
-    default tolerance is 1e-3 if both compute in float32, else 1.0, because rounding in bfloat16 alone moves single
-    tokens by tenths of a nat."""
+    optimizer: Annotated[str, _has_options("optimizer", lambda: OPTIMIZERS)] = "adamw_torch_fused"
+    """Optimizer by its transformers name. Options of the default are beta1 = 0.9, beta2 = 0.95, eps = 1e-8 and
+    weight_decay = 0.0."""
+    lr_scheduler: Annotated[str, HasOptions(lambda name: get_schedule_options(name))] = "linear"
+    """Learning rate schedule by its transformers name, such as cosine_with_min_lr with min_lr_rate = 0.1. Options in
+    steps count optimizer steps."""
+    loss: Annotated[str, _has_options("loss", lambda: LOSSES)] = "dapo"
+    """Loss by its TRL name: dapo, grpo, bnpo or dr_grpo (clip_low = 0.2, clip_high = 0.28), cispo (clip_high = 5.0), or
+    sapo (temperature_pos = 1.0, temperature_neg = 1.05)."""
+    kl: Annotated[str, _has_options("kl", lambda: KLS)] = ""
+    """KL penalty towards the policy that training began with: k3 or unbiased, with beta = 0.04; "" disables it."""
+    importance_sampling: Annotated[str, _has_options("importance_sampling", lambda: IMPORTANCES)] = "token_truncate"
+    """Correction of the logprob mismatch between sampler and trainer, by importance sampling ratios. token_truncate
+    cuts the ratio of each token to cap = 2.0. token_mask drops tokens above cap, and token_band also drops those below
+    low = 0.5. Without `max_staleness_steps`, line_... and sequence_... use the geometric mean over a line or a rollout,
+    and none corrects nothing. A mismatch above the option tolerance, in nats, at a token of the current policy stops
+    the run. The default tolerance is 1e-3 if both compute in float32, else 1.0, because rounding in bfloat16 alone
+    moves single tokens by tenths of a nat."""
     max_staleness_steps: Annotated[int, AtLeast(0)] = 0
     """Steps whose rollouts run while the policy is updated, >= 0; 0 alternates rollouts and update. The engine loads
     new weights between two lines. So a line is at most this many steps older than the policy that trains on it, unless
     `group_sampling` is a window."""
-    group_sampling: str = ""
-    """Group sampling. "dynamic_sampling(max_rounds=2)" replaces groups whose outcomes are all equal, in at most that
-    many rounds. With `max_staleness_steps`, "fifo_window(in_flight_share=0.3)" takes the groups that finish first,
-    among that share of the groups in flight. "" samples each group once."""
-    estimator: str = "two_stream"
-    """Estimator from line rewards to advantages: a name of `repl_rl.credit.advantage_estimators`, or module:function;
-    options in parentheses, such as "two_stream(line_weight=0.5)"."""
+    group_sampling: Annotated[str, _has_options("group_sampling", lambda: PLANS)] = ""
+    """Group sampling. dynamic_sampling replaces groups whose outcomes are all equal, in at most max_rounds = 2 rounds.
+    With `max_staleness_steps`, fifo_window takes the groups that finish first, among in_flight_share = 0.3 of the
+    groups in flight. "" samples each group once."""
+    estimator: Annotated[str, HasOptions(get_estimator_options), COMMON] = "two_stream"
+    """Estimator from line rewards to advantages: a name of `repl_rl.credit.advantage_estimators`, or module:function.
+    Its options are given as --trainer.estimator.KEY VALUE, such as --trainer.estimator.line-weight 0.5."""
     rewards: RewardTable = field(default_factory=RewardTable)
     """Reward of a line by its status."""
     line_rewards: tuple[str, ...] = ()
@@ -124,15 +134,17 @@ class TrainerConfig:
     prefix_sharing: Literal["auto", "off"] = "auto"
     """Prefix sharing: the common beginning of rollouts passes through the model once, if that saves enough. "off"
     scores each rollout alone. Only with `fast_logprobs`."""
-    dtype: Annotated[Literal["float32", "bfloat16"], DTYPE] = "float32"
+    dtype: Annotated[Literal["float32", "bfloat16"], DTYPE, COMMON] = "float32"
     """Number format of the computation. Trained weights and their optimizer are float32 in any case; weights that
     adapters leave frozen have this format."""
     gradient_checkpointing: Annotated[
-        bool, PretrainedDefault("on, on a GPU", lambda facts: facts.has_gpu() or None)
+        bool,
+        PretrainedDefault("on, on a GPU", lambda facts: facts.has_gpu() or None),
+        COMMON,
     ] = False
     """Gradient checkpointing: activations are computed again for the gradient, which takes less memory and more
     time."""
-    lora_rank: Annotated[int, AtLeast(0)] = 0
+    lora_rank: Annotated[int, AtLeast(0), COMMON] = 0
     """Rank, >= 1, of low-rank adapters (PEFT) that are trained in place of the weights; 0 trains the weights."""
     save_steps: Annotated[int, AtLeast(0)] = 0
     """Steps between checkpoints of weights (or adapters) and optimizer, >= 0, with one more at the end; 0 disables
@@ -426,9 +438,7 @@ def parse_schedule(text: str, peak: float, warmup_steps: int, total_steps: int) 
         ConfigError: as `parse_loss`, or the schedule makes no valid learning rate of its options.
     """
     thing = "trainer.lr_scheduler"
-    named = NameWithOptions.parse(thing, text)
-    if named.name not in SCHEDULES:
-        raise ConfigError(thing, named.name, f"choose one of {', '.join(SCHEDULES)}")
+    named = parse_known_name(thing, text, dict.fromkeys(SCHEDULES))
     # transformers would ignore the warm-up without a warning.
     if named.name == "constant" and warmup_steps:
         raise ConfigError(
@@ -439,21 +449,28 @@ def parse_schedule(text: str, peak: float, warmup_steps: int, total_steps: int) 
     return {"lr_scheduler_type": named.name, "lr_scheduler_kwargs": dict(named.options)}
 
 
+def get_schedule_options(name: str) -> Mapping[str, object]:
+    """Return the options of a learning rate schedule, each with its annotation. Raises as `parse_loss`."""
+    # The imports take seconds, and the default schedule has no options.
+    from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
+    from transformers.trainer_utils import SchedulerType
+
+    parse_known_name("trainer.lr_scheduler", name, dict.fromkeys(SCHEDULES))
+    # They are the other parameters of its transformers function.
+    parameters = get_options(TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)], positional=True)
+    return {key: hint for key, hint in parameters.items() if key not in _TRAINER_PARAMETERS}
+
+
 def _refuse_bad_rates(text: str, named: NameWithOptions, peak: float, warmup_steps: int, total_steps: int) -> None:
     """Build the schedule on a dummy weight, and check its options and learning rates. Raises as `parse_schedule`."""
     import torch  # the imports take seconds, and the default schedule needs no trial
-    from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION, get_scheduler
+    from transformers.optimization import get_scheduler
     from transformers.trainer_utils import SchedulerType
 
-    thing = "trainer.lr_scheduler"
-    # The options of a schedule are the other parameters of its transformers function.
-    kind = SchedulerType(named.name)
-    parameters = inspect.signature(TYPE_TO_SCHEDULER_FUNCTION[kind]).parameters
-    accepted = [name for name in parameters if name not in _TRAINER_PARAMETERS]
+    thing, kind = "trainer.lr_scheduler", SchedulerType(named.name)
+    accepted = tuple(get_schedule_options(named.name))
     for key, value in named.options.items():
-        if key not in accepted:
-            remedy = f"its options are {', '.join(accepted)}" if accepted else "it has no options"
-            raise ConfigError(f"option {key} of {thing} {named.name}", value, remedy)
+        validate_option_name(thing, named.name, key, value, accepted)
     # Read the learning rate at the start, the peak and the last step.
     try:
         weight = torch.nn.Parameter(torch.zeros(1))

@@ -1,4 +1,4 @@
-"""Pages about every setting of every command, from what `--help` is made of."""
+"""Pages about every setting of every command, from what `--help-all` is made of."""
 
 import importlib
 import inspect
@@ -131,7 +131,7 @@ def pages() -> Mapping[str, str]:
     for command, kind in commands().items():
         found.setdefault(command.split()[0], []).append(_section(command, kind))
     rows = [f"| [`repl-rl {verb}`]({verb}.md) | {VERBS[verb]} |" for verb in found]
-    told = "Every setting, as `repl-rl VERB --help` tells it. A setting is an option, or a key of a TOML file: "
+    told = "Every setting, as `repl-rl VERB --help-all` tells it. A setting is an option, or a key of a TOML file: "
     told += "`--trainer.steps 3` is `steps = 3` in the table `[trainer]`."
     index = ["# Settings", "", told, "", "| command | |", "|---|---|", *rows, ""]
     return {

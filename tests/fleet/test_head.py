@@ -26,7 +26,7 @@ RUN = """--engine transformers --trainer.prompts-per-step 2 --trainer.group-size
 
 def start(folder: Path, fleet: str) -> subprocess.Popen[bytes]:
     words = f"train --name headless --resume {fleet} {RUN} --trainer.steps {STEPS}"
-    words += " --checkpoint within(every_s=0,max_time_share=1.0)"
+    words += " --checkpoint.every-s 0 --checkpoint.max-time-share 1.0"
     argv = [sys.executable, "-m", "repl_rl.cli", *words.split()]
     return subprocess.Popen(argv, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 

@@ -35,8 +35,10 @@ SMALL = (
         "2",
         "--rollout.max-line-tokens",
         "8",
-        "--checkpoint",
-        "within(every_s=0, max_time_share=1.0)",
+        "--checkpoint.every-s",
+        "0",
+        "--checkpoint.max-time-share",
+        "1.0",
     ),
     # Learning that shows in the weights, whatever the defaults of a model are.
     *("--prompt", "bare", "--rollout.max-observation-tokens", "128", "--trainer.per-device-batch-size", "0"),

@@ -115,8 +115,11 @@ SETTINGS: Mapping[str, Mapping[str, Words]] = {
         "tensorboard": ("--trainer.report-to", "tensorboard"),
     },
     "states": {
-        "each": ("--checkpoint", "within(every_s=0, max_time_share=1.0)"),
-        "one": ("--checkpoint", "within(every_s=0, max_time_share=1.0, keep_last=1)"),
+        "each": ("--checkpoint.every-s", "0", "--checkpoint.max-time-share", "1.0"),
+        "one": (
+            *("--checkpoint.every-s", "0", "--checkpoint.max-time-share", "1.0"),
+            *("--checkpoint.keep-last", "1"),
+        ),
         "seldom": (),
         "never": ("--checkpoint", "never"),
     },

@@ -83,8 +83,10 @@ def test_two_processes_train_from_the_command_line_and_go_on_bit_for_bit(how: Se
         "run",
         "--trainer.steps",
         str(STEPS),
-        "--checkpoint",
-        "within(every_s=0, keep_last=9)",
+        "--checkpoint.every-s",
+        "0",
+        "--checkpoint.keep-last",
+        "9",
         "--eval-steps",
         "2",
     ]
