@@ -1,5 +1,5 @@
 # `make train` and `make test` do all of their own set-up.
-.PHONY: train pretrained models test test-quick test-heavy test-soak check dist docs clean
+.PHONY: train pretrained models test test-unit test-heavy test-soak check dist docs clean
 
 # `make train FLEET=ray` plays the rollouts on two nodes.
 train:
@@ -20,10 +20,10 @@ test:
 	scripts/setup test
 	scripts/suite "not heavy and not soak" -n auto --maxprocesses 4 --dist loadfile
 
-# A minute of `make test`, for while one writes: the files of tests/quick.txt, which start neither vLLM nor Docker.
-test-quick:
+# A minute of `make test`, for while one writes: the files of tests/unit.txt, which start neither vLLM nor Docker.
+test-unit:
 	scripts/setup test
-	.venv/bin/python -m pytest @tests/quick.txt -m "not heavy and not soak" -n auto --maxprocesses 4 --dist loadfile
+	.venv/bin/python -m pytest @tests/unit.txt -m "not heavy and not soak" -n auto --maxprocesses 4 --dist loadfile
 
 # SHARD=0/3 runs the first third of them.
 test-heavy:

@@ -225,7 +225,7 @@ def test_no_test_sleeps() -> None:
 
 
 def test_the_quick_suite_names_files_that_are_there_once_each_and_in_order() -> None:
-    named = (TESTS / "quick.txt").read_text().split()
+    named = (TESTS / "unit.txt").read_text().split()
     assert named == sorted(set(named))
     assert [name for name in named if not (ROOT.parent / name).is_file()] == []
 
