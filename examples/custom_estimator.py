@@ -13,6 +13,7 @@ and without. The last line is the folder's setting that names the estimator.
 import argparse
 import logging
 import tempfile
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -73,8 +74,8 @@ def main() -> None:
         run = Path(folder) / "run"
         train(world, config, out=run, train_tasks=64, on_step=print_step)
         # The run folder records the estimator by its name: keep the module next to the run.
-        settings = (run / "config.toml").read_text(encoding="utf-8").splitlines()
-        print(next(line for line in settings if line.startswith("estimator")))
+        settings = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
+        print(f"recorded: {settings['trainer']['estimator']}")
 
 
 if __name__ == "__main__":

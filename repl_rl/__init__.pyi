@@ -4,7 +4,7 @@ from repl_rl.credit.advantage_estimators import GroupRewards as GroupRewards
 from repl_rl.credit.advantage_estimators import LineRewards as LineRewards
 from repl_rl.credit.advantage_estimators import RolloutRewards as RolloutRewards
 from repl_rl.credit.advantage_estimators import load_estimator as load_estimator
-from repl_rl.credit.console_states import compute_line_states as compute_line_states
+from repl_rl.credit.console_state_ids import compute_line_states as compute_line_states
 from repl_rl.credit.credited_trajectory import CreditedTrajectory as CreditedTrajectory
 from repl_rl.credit.credited_trajectory import LineCredit as LineCredit
 from repl_rl.credit.rewards import RewardTable as RewardTable
@@ -22,7 +22,7 @@ from repl_rl.evaluation import TaskResult as TaskResult
 from repl_rl.evaluation import compare as compare
 from repl_rl.evaluation import pass_at_k as pass_at_k
 from repl_rl.evaluation import wilson as wilson
-from repl_rl.integrations.environment_sampler import EnvironmentSampler as EnvironmentSampler
+from repl_rl.integrations.gym_environment_sampler import EnvironmentSampler as EnvironmentSampler
 from repl_rl.judges import grade_async as grade_async
 from repl_rl.rollout import ReplSampler as ReplSampler
 from repl_rl.rollout import Rollouts as Rollouts
@@ -48,15 +48,15 @@ from repl_rl.runs.store import write_step as write_step
 from repl_rl.runs.trajectory_player import TrajectoryPlayer as TrajectoryPlayer
 from repl_rl.samplers.chat_tool_sampler import ChatToolSampler as ChatToolSampler
 from repl_rl.samplers.chat_tool_sampler import JudgeToolSampler as JudgeToolSampler
-from repl_rl.samplers.feedback_sampler import Exchange as Exchange
-from repl_rl.samplers.feedback_sampler import Feedback as Feedback
-from repl_rl.samplers.feedback_sampler import FeedbackSampler as FeedbackSampler
-from repl_rl.samplers.feedback_sampler import make_reward_to_go as make_reward_to_go
 from repl_rl.samplers.fenced_code_sampler import FencedCodeSampler as FencedCodeSampler
 from repl_rl.samplers.fenced_line_sampler import FencedLineSampler as FencedLineSampler
 from repl_rl.samplers.inline_call_sampler import CallConvention as CallConvention
 from repl_rl.samplers.inline_call_sampler import InlineCallSampler as InlineCallSampler
 from repl_rl.samplers.load_sampler import load_sampler as load_sampler
+from repl_rl.samplers.retry_with_feedback_sampler import Exchange as Exchange
+from repl_rl.samplers.retry_with_feedback_sampler import Feedback as Feedback
+from repl_rl.samplers.retry_with_feedback_sampler import FeedbackSampler as FeedbackSampler
+from repl_rl.samplers.retry_with_feedback_sampler import make_reward_to_go as make_reward_to_go
 from repl_rl.sandbox import Docker as Docker
 from repl_rl.sandbox import open_sandbox as open_sandbox
 from repl_rl.sandbox.base import Limits as Limits

@@ -29,12 +29,12 @@ OLD_MODULES = MappingProxyType(
     {
         "repl_rl.credit.advantages": "repl_rl.credit.advantage_estimators",
         "repl_rl.credit.errors": "repl_rl.credit.advantage_estimators",
-        "repl_rl.credit.states": "repl_rl.credit.console_states",
+        "repl_rl.credit.states": "repl_rl.credit.console_state_ids",
         "repl_rl.record": "repl_rl.trajectory",
         "repl_rl.record.setup": "repl_rl.trajectory.trajectory",
         "repl_rl.record.trajectory": "repl_rl.trajectory.trajectory",
         "repl_rl.samplers.conformance": "repl_rl.samplers.conformance_checks",
-        "repl_rl.samplers.environment": "repl_rl.integrations.environment_sampler",
+        "repl_rl.samplers.environment": "repl_rl.integrations.gym_environment_sampler",
         "repl_rl.samplers.verifiers": "repl_rl.integrations.verifiers_sampler",
         "repl_rl.samplers.verifiers_agent": "repl_rl.integrations.verifiers_sampler",
         "repl_rl.samplers.verifiers_tools": "repl_rl.integrations.verifiers_sampler",
@@ -198,7 +198,7 @@ OLD_MEMBERS = MappingProxyType(
             "rollouts": "make_rollouts",
             "witness": "make_recording_engine",
         },
-        "repl_rl.integrations.environment_sampler:EnvironmentSampler": {"tasks": "make_tasks"},
+        "repl_rl.integrations.gym_environment_sampler:EnvironmentSampler": {"tasks": "make_tasks"},
         "repl_rl.sandbox.base:HostCallHandler": {"answer": "answer_call"},
         "repl_rl.sandbox.base:LineResult": {"cut": "truncated", "more": "incomplete"},
         "repl_rl.sandbox.base:SandboxConfig": {

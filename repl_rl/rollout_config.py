@@ -44,8 +44,8 @@ from repl_rl.settings.argument_parser import UNRECORDED, flatten, load_toml, rea
 from repl_rl.settings.component_options import HasOptions
 from repl_rl.settings.component_registry import validate_no_code
 from repl_rl.settings.help_pages import COMMON, HelpSuffix
-from repl_rl.settings.legacy import ADDED, modern
 from repl_rl.settings.model_defaults import CONTEXT, PROMPT
+from repl_rl.settings.old_run_settings import ADDED, modern
 from repl_rl.settings.toml_values import Scalar
 from repl_rl.settings.value_bounds import AtLeast, check_fields
 from repl_rl.tasks import TASK_SOURCES, Split, Task, load_tasks, set_judges, validate_recorded_source

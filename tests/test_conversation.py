@@ -12,7 +12,7 @@ from repl_rl.errors import ConfigError
 from repl_rl.rollout import Rollouts
 from repl_rl.rollout.host_functions import load_host_functions
 from repl_rl.rollout.rollout_limits import RolloutLimits
-from repl_rl.samplers.feedback_sampler import FeedbackSampler
+from repl_rl.samplers.retry_with_feedback_sampler import FeedbackSampler
 from repl_rl.sandbox import InProcessSandbox, SandboxSession, open_sandbox
 from repl_rl.sandbox.base import SupportsContinue
 from repl_rl.serve.conversation import (

@@ -117,7 +117,7 @@ def test_custom_estimator_trains_three_steps_and_its_penalty_reaches_the_update(
     assert blamed
     assert all(-1.5 <= advantage <= 0.5 for advantage in blamed)
     assert all(-1.0 <= float(row[2]) <= 1.0 for row in rows)
-    assert 'estimator = "custom_estimator:blame_errors(penalty=0.5)"' in printed
+    assert "recorded: {'type': 'custom_estimator:blame_errors', 'penalty': 0.5}" in printed
 
 
 @pytest.mark.heavy

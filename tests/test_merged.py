@@ -19,7 +19,7 @@ from repl_rl.credit.advantage_estimators import (
     compute_reward_to_go,
     load_estimator,
 )
-from repl_rl.credit.console_states import compute_line_prefixes, compute_line_states
+from repl_rl.credit.console_state_ids import compute_line_prefixes, compute_line_states
 from repl_rl.errors import ConfigError
 from tests.worlds import TASK, world
 

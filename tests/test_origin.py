@@ -200,7 +200,7 @@ def test_adapters_without_their_base_are_told_in_one_line_and_leave_nothing(tmp_
     error = refused(mine, place)
     assert f"base of the adapters in {mine} is '{base}'; it cannot be loaded" in error
     rewrite(mine, base_model_name_or_path=str(mine))
-    assert "their own base" in refused(mine, place)
+    assert "themselves as their base" in refused(mine, place)
     rewrite(mine, base_model_name_or_path=None)
     assert "base_model_name_or_path" in refused(mine, place)
     (mine / "adapter_config.json").write_text("{")

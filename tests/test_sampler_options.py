@@ -9,7 +9,7 @@ from repl_rl.errors import ConfigError
 from repl_rl.rollout import ReplSampler
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.samplers import load_sampler
-from repl_rl.samplers.feedback_sampler import FeedbackSampler, ReassignRewards
+from repl_rl.samplers.retry_with_feedback_sampler import FeedbackSampler, ReassignRewards
 from repl_rl.settings.argument_parser import build_flags_class, dump_toml, iterate_flag_names, parse
 
 MODULE = """

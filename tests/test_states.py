@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repl_rl.credit.console_states import compute_line_states
+from repl_rl.credit.console_state_ids import compute_line_states
 from repl_rl.trajectory.trajectory import Execution, Line, LineEnd, LineStatus
 from tests.test_rewards import RAN, rollout
 

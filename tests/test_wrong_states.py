@@ -166,7 +166,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "earnings of lines in a list": (
         lambda: RolloutRewards(1.0, listed(LineRewards(0.0))),
-        "the lines of a rollout are a list; give a tuple",
+        "RolloutRewards.lines is a list; build it with a tuple",
     ),
     "a group of which some lines have a state": (
         lambda: GroupRewards((RolloutRewards(1.0, (LineRewards(0.0, state="a"), LineRewards(0.0))),)),

@@ -1,4 +1,4 @@
-"""Summarize line credit over all published regimes: one sentence for the README, a list for docs/credit.md."""
+"""Summarize line credit over all published regimes: a list with two tables for the README, and for docs/credit.md."""
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,8 +11,6 @@ from benchmarks.generated_blocks import ROOT, Block, Report, points
 SHORT = Block(ROOT / "README.md", "credit/regime_report")
 FLOOR = 0.05
 """Where every condition solves less than this share over the budget, a regime cannot tell them apart."""
-WHERE = {"errors": "where many lines fail", "longer": "where tasks are long"}
-"""What regimes are about whose findings were asked again."""
 
 
 def at_floor(report: Report) -> bool:
@@ -61,22 +59,30 @@ def counted(reports: Mapping[str, Report]) -> Counted:
 
 
 def block(reports: Mapping[str, Report]) -> str:
-    """The README's sentence, with every number and name from the figures; one more tells of code between fences.
+    """Return the README's summary: a list and two tables, with every number and name from the figures.
 
-    That is no credit of lines, and is not counted with it.
+    Code between fences is no credit of lines, so it has a table of its own.
     """
     told = counted(reports)
     if not told.regimes:
-        return "What line credit buys is not measured yet.\n"
-    text = (
-        f"What line credit buys, [measured](docs/credit.md) beside the outcome alone at equal sampled tokens: "
-        f"{_held(told)}; of {_comparisons(told)} in {len(told.regimes)} "
-        f"regime{'' if len(told.regimes) == 1 else 's'}{_between(told.detected, ', whose seeds detect {} points,')} "
-        f"{len(told.faster) or 'none'} learned faster after Holm's correction{_of_which(told)}, "
-        f"and {len(told.slower) or 'none'} slower."
-    )
-    text = " ".join([text, *_compare_blocks(told.regimes)])
-    return textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False) + "\n"
+        return "Credit per line has not been measured yet.\n"
+    items = [
+        "Credit per line was compared with the outcome alone, at equal sampled tokens ([results](docs/credit.md)).",
+        f"Of {_comparisons(told)} in {len(told.regimes)} regime{'' if len(told.regimes) == 1 else 's'}, "
+        f"{len(told.faster) or 'none'} learned faster and {len(told.slower) or 'none'} slower, after Holm's correction."
+        f"{_between(told.detected, ' The seeds detect differences of {} points.')}",
+        *_describe_default(told),
+    ]
+    lines = "".join(f"{textwrap.fill(f'- {item}', 118, subsequent_indent='  ')}\n" for item in items)
+    return "\n".join(part for part in (lines, _replications(told.again), _block_table(told.regimes)) if part)
+
+
+def _describe_default(told: Counted) -> Iterator[str]:
+    """Yield a sentence about the default preset, if other seeds did not repeat its gain."""
+    for first, other in told.again.values():
+        asked, found = found_again(first, other)
+        if DEFAULT in asked and DEFAULT not in found:
+            yield f"The default, `{DEFAULT}`, has no gain that other seeds repeat."
 
 
 def together(reports: Mapping[str, Report]) -> str:
@@ -99,31 +105,6 @@ def together(reports: Mapping[str, Report]) -> str:
         items.append(f"Not counted: {named}, where nearly nothing was solved under any condition.")
     parts = ["".join(f"- {item}\n" for item in items), _replications(told.again), _block_table(told.regimes)]
     return "\n".join(part for part in parts if part)
-
-
-def _held(told: Counted) -> str:
-    """What was found twice, with what it came to the second time; and that the default preset was not, if so."""
-    parts, lost = [], ""
-    for first, other in told.again.values():
-        asked, found = found_again(first, other)
-        figures = other["figures"]["conditions"]
-        came_to = {name: points(figures[name]["difference"]["train_solve_rate"]) for name in asked}
-        if found:
-            regime = str(first["settings"]["regime"])
-            each = " and ".join(f"{came_to[name]} with `{name}`" for name in found)
-            parts.append(
-                f"{WHERE.get(regime, f'in `{regime}`')}, in points of solve rate over the budget, {each}, found twice "
-                f"and told from the {other['seeds']} seeds of the second time"
-            )
-        if DEFAULT in asked and DEFAULT not in found:
-            lost = f", but not so the default preset (`{DEFAULT}`, found once, then {came_to[DEFAULT]})"
-    return ("; ".join(parts) or "nothing that was found twice") + lost
-
-
-def _of_which(told: Counted) -> str:
-    pairs = [found_again(*pair) for pair in told.again.values()]
-    asked, found = (sum(len(pair[at]) for pair in pairs) for at in (0, 1))
-    return f" ({found or 'none'} of {asked} again on other seeds)" if asked else ""
 
 
 def _comparisons(told: Counted) -> str:
@@ -164,16 +145,6 @@ def _block_table(regimes: Mapping[str, Report]) -> str:
         "| regime | seeds | blocks before training | lines before training | over the budget | held out |\n"
         f"{'|---' * 6}|\n{rows}"
     )
-
-
-def _compare_blocks(regimes: Mapping[str, Report]) -> Iterator[str]:
-    """Compare code between fences with lines, both with the outcome alone, in each regime that has both."""
-    for regime, seeds, blocks, lines, over, after in _block_figures(regimes):
-        yield (
-            f"Code between fences in place of single lines, in `{regime}`, on {seeds} seeds, after equally "
-            f"many demonstrations (which brought blocks to {blocks}, lines to {lines}): {over} points over the budget, "
-            f"and {after} on held-out tasks after it."
-        )
 
 
 def _block_figures(regimes: Mapping[str, Report]) -> Iterator[tuple[str, ...]]:

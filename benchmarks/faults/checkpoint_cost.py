@@ -115,7 +115,7 @@ def leg(effort: Effort, policy: Path, out: Path, kept: bool, limit_s: float) -> 
     counted = Leg(limit_s, out / "states")
     saving = CheckpointSchedule(every_s=effort.seconds) if kept else None
     with suppress(_Over):
-        train(world(effort, policy), TRAINED, out=out, train_tasks=_TASKS, on_step=counted.step, saving=saving)
+        train(world(effort, policy), TRAINED, out=out, train_tasks=_TASKS, on_step=counted.step, checkpoint=saving)
     return counted
 
 

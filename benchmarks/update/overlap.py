@@ -94,7 +94,7 @@ def leg(effort: Effort, policy: Path, out: Path, ahead: int) -> Leg:
         lr_scheduler="constant", learning_rate=1e-5, max_staleness_steps=ahead,
     )  # fmt: skip
     told = Leg()
-    train(world, config, out=out, train_tasks=256, on_step=told.step, saving=None)
+    train(world, config, out=out, train_tasks=256, on_step=told.step, checkpoint=None)
     return told
 
 

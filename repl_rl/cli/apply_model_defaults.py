@@ -16,13 +16,13 @@ from repl_rl.engine.config import read_max_context
 from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.settings.argument_parser import ParsedSettings, flatten, load_toml
-from repl_rl.settings.legacy import rename_recorded
 from repl_rl.settings.model_defaults import (
     ModelDefaultsContext,
     PretrainedDefault,
     format_default,
     get_model_dependent_fields,
 )
+from repl_rl.settings.old_run_settings import rename_recorded
 from repl_rl.utils.hardware import GpuInfo, LocalGpuInfo
 from repl_rl.utils.processes import get_rank
 

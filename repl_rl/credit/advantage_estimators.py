@@ -106,7 +106,7 @@ class RolloutRewards:
         if self.outcome is not None and not math.isfinite(self.outcome):
             raise UserCodeError(f"an outcome is {self.outcome!r}; give a finite number, or None if it was not graded")
         if not isinstance(self.lines, tuple):
-            raise UserCodeError(f"the lines of a rollout are a {type(self.lines).__name__}; give a tuple")
+            raise UserCodeError(f"RolloutRewards.lines is a {type(self.lines).__name__}; build it with a tuple")
 
     @property
     def rewards_L(self) -> tuple[float, ...]:

@@ -5,7 +5,7 @@ from statistics import correlation, fmean
 
 from repl_rl.credit.advantage_estimators import Advantages, RolloutRewards, compute_reward_to_go
 from repl_rl.credit.rewards import CreditConfig, GroupEntry
-from repl_rl.credit.stop_policy import CUT
+from repl_rl.credit.truncated_rollouts import CUT
 from repl_rl.trajectory.trajectory import Group, Trajectory
 
 

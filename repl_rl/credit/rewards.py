@@ -23,9 +23,9 @@ from repl_rl.credit.advantage_estimators import (
     RolloutRewards,
     anneal_line_rewards,
 )
-from repl_rl.credit.console_states import compute_line_prefixes, compute_line_states
+from repl_rl.credit.console_state_ids import compute_line_prefixes, compute_line_states
 from repl_rl.credit.credited_trajectory import LineCredit
-from repl_rl.credit.stop_policy import StopPolicy
+from repl_rl.credit.truncated_rollouts import StopPolicy
 from repl_rl.deprecations import keeps_old_names
 from repl_rl.errors import ConfigError, UserCodeError
 from repl_rl.settings.component_registry import import_attribute

@@ -23,7 +23,7 @@ from repl_rl.evaluation.confidence_intervals import (
 from repl_rl.rollout import RolloutClient
 from repl_rl.runs.store import append_records, read_trajectories
 from repl_rl.settings.bounded_toml import parse_toml
-from repl_rl.settings.legacy import rename_recorded
+from repl_rl.settings.old_run_settings import rename_recorded
 from repl_rl.tasks import Task
 from repl_rl.trajectory.trajectory import Trajectory
 from repl_rl.utils.atomic_files import (

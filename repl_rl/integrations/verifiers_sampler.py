@@ -23,7 +23,7 @@ from types import SimpleNamespace
 from typing import Annotated, ClassVar, Protocol
 
 from repl_rl.errors import ConfigError, UserCodeError
-from repl_rl.integrations.environment_sampler import NOT_SOLVED, SOLVED, Environment, EnvironmentSampler
+from repl_rl.integrations.gym_environment_sampler import NOT_SOLVED, SOLVED, Environment, EnvironmentSampler
 from repl_rl.integrations.verifiers_tasks import VERIFIERS, EnvironmentTask, VerifiersEnvironment, load_environment
 from repl_rl.rollout.chat_template import Message
 from repl_rl.rollout.episode import Episode

@@ -97,7 +97,8 @@ def _merge_if_adapters(
     # Adapters may name adapters as their base, so a cycle is possible.
     try:
         if folder.resolve() in ancestors:
-            raise ConfigError("model folder", str(folder), "these adapters are their own base; name another")
+            remedy = "its adapters have themselves as their base; name a base model in adapter_config.json"
+            raise ConfigError("model folder", str(folder), remedy)
         # `./base` and `../base` are relative to the adapters. A plain name may also be in the working folder.
         is_adjacent = base_name.startswith(("./", "../")) or not Path(base_name).exists()
         source = str(adjacent) if adjacent.exists() and is_adjacent else base_name

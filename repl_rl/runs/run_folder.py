@@ -19,7 +19,7 @@ from repl_rl.runs.report import write_report
 from repl_rl.runs.run_metadata import CONFIG, METRICS, SUMMARY, read_settings, read_summary, read_whole_lines
 from repl_rl.runs.store import write_step, write_tokens
 from repl_rl.settings.argument_parser import flatten, load_toml
-from repl_rl.settings.legacy import ADDED, format_component, rename_recorded
+from repl_rl.settings.old_run_settings import ADDED, format_component, rename_recorded
 from repl_rl.trajectory.trajectory import Trajectory
 from repl_rl.utils.atomic_files import (
     Json,

@@ -7,9 +7,9 @@ from repl_rl.errors import ConfigError, UserCodeError
 from repl_rl.rollout import ReplSampler, RolloutSampler
 from repl_rl.rollout.sampler_base import API_VERSION
 from repl_rl.samplers.chat_tool_sampler import JudgeToolSampler
-from repl_rl.samplers.feedback_sampler import FeedbackSampler
 from repl_rl.samplers.fenced_code_sampler import FencedCodeSampler
 from repl_rl.samplers.fenced_line_sampler import FencedLineSampler
+from repl_rl.samplers.retry_with_feedback_sampler import FeedbackSampler
 from repl_rl.settings.component_registry import NameWithOptions, Registry, find_or_import, get_options
 from repl_rl.tasks import TASK_SOURCES
 

@@ -12,7 +12,7 @@ from repl_rl.sandbox.docker import Docker
 from repl_rl.sandbox.inprocess import InProcessSandbox
 from repl_rl.sandbox.jupyter_gateway import Gateway
 from repl_rl.sandbox.local import Local
-from repl_rl.sandbox.unsafe import Unsafe
+from repl_rl.sandbox.unsafe_subprocess import Unsafe
 from repl_rl.settings.component_registry import Registry
 
 __all__ = [

@@ -225,7 +225,7 @@ def _translate_errors(records: Iterable[Record], thing: str, name: str, remedy: 
 
 
 def _limit_size(records: Iterable[Record], where: str, thing: str, name: str, max_bytes: int) -> Iterator[Record]:
-    """Yield the records until they take more than `most` bytes.
+    """Yield the records until they take more than `max_bytes`.
 
     Raises:
         ConfigError: they take more, or a record is refused by `check_record`.

@@ -75,7 +75,11 @@ class Workspace:
         }
         content = json.dumps(record, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
         if len(content) > MAX_BYTES:
-            raise ConfigError("workspace, bytes", len(content), f"give at most {MAX_BYTES}")
+            raise ConfigError(
+                "workspace, bytes",
+                len(content),
+                f"give at most {MAX_BYTES}; files count in base64, a third more than on disk",
+            )
         # The dataclass is frozen.
         object.__setattr__(self, "content", content)
         object.__setattr__(self, "digest", hashlib.sha256(content).hexdigest())

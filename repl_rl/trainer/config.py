@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 from repl_rl.credit.advantage_estimators import get_estimator_options, uses_line_rewards
 from repl_rl.credit.rewards import RewardTable
-from repl_rl.credit.stop_policy import StopPolicy
+from repl_rl.credit.truncated_rollouts import StopPolicy
 from repl_rl.deprecations import keeps_old_names
 from repl_rl.engine.config import Dtype
 from repl_rl.errors import ConfigError
@@ -121,9 +121,9 @@ class TrainerConfig:
     """Your reward functions, module:function or module:function=weight; each adds one reward per line of a
     trajectory."""
     potential: str = ""
-    """Potential: a function like those, which scores how promising the console is before each line, such as
-    repl_rl.credit.rewards:compute_error_potential=0.1. Only its differences are paid, so it cannot be farmed. Empty
-    disables it."""
+    """Potential: a function like those of `line_rewards`, which scores how promising the console is before each line,
+    such as repl_rl.credit.rewards:compute_error_potential=0.1. Only its differences are paid, so it cannot be farmed.
+    Empty disables it."""
     anneal_steps: Annotated[int, AtLeast(0)] = 0
     """Steps over which line rewards fade to 0, >= 0; 0 keeps them."""
     stops: StopPolicy = field(default_factory=StopPolicy)

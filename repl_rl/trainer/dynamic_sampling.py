@@ -9,7 +9,7 @@ from typing import NamedTuple
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from repl_rl.credit.stop_policy import StopPolicy
+from repl_rl.credit.truncated_rollouts import StopPolicy
 from repl_rl.tasks import Curriculum, assign_tasks
 from repl_rl.trainer.config import DynamicSamplingOptions, GroupSamplingOptions
 from repl_rl.trainer.rollout_source import RolloutSource, validate_rollouts

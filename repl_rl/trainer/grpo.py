@@ -181,7 +181,9 @@ class ReplGRPOTrainer(ResumableGRPOTrainer):
         )
         self.beta = args.beta = beta
         if fast and self.aux_loss_enabled:
-            raise ConfigError("router_aux_loss_coef", self.router_aux_loss_coef, "set it to 0, or fast = false")
+            raise ConfigError(
+                "router_aux_loss_coef", self.router_aux_loss_coef, "set it to 0, or fast_logprobs = false"
+            )
         self.source = source
         self.credit = credit
         self.tolerance = tolerance

@@ -121,7 +121,9 @@ def validate_trl_options(args: GRPOConfig, fast: bool) -> None:
     needs_all_rows = {"top_entropy_quantile": 1.0, "entropy_coef": 0.0, "use_adaptive_entropy": False}
     for name, neutral in needs_all_rows.items():
         if fast and getattr(args, name) != neutral:
-            raise ConfigError(name, getattr(args, name), "it needs rows without an advantage too; set fast = false")
+            raise ConfigError(
+                name, getattr(args, name), "it needs rows without an advantage too; set fast_logprobs = false"
+            )
 
 
 def validate_task_count(task_ids: Sequence[str], args: GRPOConfig) -> None:

@@ -54,7 +54,7 @@ class HasTasks(Protocol):
 
 @runtime_checkable
 class AsyncRolloutSource(RolloutSource, Protocol):
-    """Source of async rollouts: it plays later steps while the policy is updated, as `ahead` requires.
+    """Source of async rollouts: it plays later steps while the policy is updated, as `max_staleness_steps` requires.
 
     `load_weights` is then called while rollouts run. Calls of the engine end first, and each line records the weights
     that sampled it.
@@ -79,7 +79,7 @@ class AsyncRolloutSource(RolloutSource, Protocol):
 
 @runtime_checkable
 class WindowedRolloutSource(AsyncRolloutSource, Protocol):
-    """Source that reports which groups of later steps have ended, as `groups = "window"` requires."""
+    """Source that reports which groups of later steps have ended, as `group_sampling = "fifo_window"` requires."""
 
     def wait_for_first_group(self, groups: Sequence[tuple[int, Sequence[int]]]) -> int:
         """Wait until one of these groups has ended, and return the index of the first of them that has ended.

@@ -20,6 +20,7 @@ from types import TracebackType
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 
+from repl_rl.deprecations import deprecated_keywords
 from repl_rl.errors import InvariantError
 from repl_rl.models.resolve_model import BUNDLED, ResolvedModel
 from repl_rl.ray.config import RayOptions, parse_workers
@@ -52,8 +53,9 @@ _SAVING = CheckpointSchedule()
 """Default checkpoint schedule of `train`."""
 
 
+@deprecated_keywords(world="rollout_config", fleet="workers", saving="checkpoint")
 def train(
-    world: RolloutConfig,
+    rollout_config: RolloutConfig,
     config: TrainerConfig | None = None,
     *,
     out: Path,
@@ -61,16 +63,16 @@ def train(
     on_step: OnStep | None = None,
     evaluation: Evaluation | None = None,
     resume: bool = False,
-    saving: CheckpointSchedule | None = _SAVING,
-    fleet: str = "local",
+    checkpoint: CheckpointSchedule | None = _SAVING,
+    workers: str = "local",
 ) -> Path:
-    """Train the world's policy on its training tasks, as `repl-rl train` does, but without its evaluations.
+    """Train the policy of `rollout_config` on its training tasks, as `repl-rl train` does, but without its evaluations.
 
     `repl-rl view` and `replay` read the run folder. In several processes, started by `accelerate launch`, each process
     runs its share of the rollouts, and the first one writes.
 
     Args:
-        world: policy, tasks, engine, sandbox and limits of the rollouts.
+        rollout_config: policy, tasks, engine, sandbox and limits of the rollouts.
         config: settings of the update; None means the defaults.
         out: new run folder: config.toml, metrics.jsonl, summary.json, trajectories/, checkpoints/, report.html.
         train_tasks: number of tasks to draw from, >= 1.
@@ -79,8 +81,8 @@ def train(
             `out/checkpoints/best`.
         resume: resume the run in `out` exactly, from its newest state, or from the beginning if it has no state. Its
             settings must be the same, except that steps may grow.
-        saving: checkpoint schedule; None disables checkpoints of the run's state.
-        fleet: place of the rollouts: `local` means this process, `ray` means workers; see docs/scaling.md.
+        checkpoint: checkpoint schedule; None disables checkpoints of the run's state.
+        workers: place of the rollouts: `local` means this process, `ray` means workers; see docs/scaling.md.
 
     Returns:
         The folder of the trained policy, `out/checkpoints/final`.
@@ -92,11 +94,11 @@ def train(
     """
     # Validate everything before anything is written.
     trainer_config, main = config or TrainerConfig(), get_rank() == 0
-    tasks = world.draw_tasks(Split.TRAIN, train_tasks)
-    validate_run(world, trainer_config, len(tasks), fleet)
-    validate_gpu_memory(world, trainer_config, local=parse_workers(fleet) is None)
-    world.try_workspaces(tasks)
-    settings = dump_toml(world) + dump_toml(trainer_config, "trainer")
+    tasks = rollout_config.draw_tasks(Split.TRAIN, train_tasks)
+    validate_run(rollout_config, trainer_config, len(tasks), workers)
+    validate_gpu_memory(rollout_config, trainer_config, local=parse_workers(workers) is None)
+    rollout_config.try_workspaces(tasks)
+    settings = dump_toml(rollout_config) + dump_toml(trainer_config, "trainer")
     folder = RunFolder(out, overwrite=False, resume=resume, main=main)
     if resume and folder.exists and main:
         check_same_settings(out, settings)
@@ -106,32 +108,32 @@ def train(
     run_log = _RunLogger(folder, on_step)
     with (
         open_rollout_client(
-            adapt_to_trainer(world, trainer_config), {task.id: task for task in tasks}, fleet, get_rank()
+            adapt_to_trainer(rollout_config, trainer_config), {task.id: task for task in tasks}, workers, get_rank()
         ) as source,
         open_run(folder, settings, resume, main=main) as state,
     ):
         # The run folder exists from here on.
         write_worker_notes(source, out)
-        renderer = world.load_renderer()
+        renderer = rollout_config.load_renderer()
         # Readers of the run folder show tokens without the tokenizer.
         if main:
             folder.write_tokens([renderer.decode((i,)) for i in range(len(renderer.tokenizer))])
         final = run_training(
-            world.model_folder,
+            rollout_config.model_folder,
             renderer.tokenizer,
             [task.id for task in tasks],
             source,
             trainer_config,
             folder.checkpoints_folder,
             run_log.log_step,
-            seed=world.seed,
+            seed=rollout_config.seed,
             tell=run_log.log_fallback,
             evaluation=evaluation,
-            keeper=CheckpointManager(folder.states_folder, saving, state) if saving is not None else None,
-            sampled_in=world.dtype,
+            keeper=CheckpointManager(folder.states_folder, checkpoint, state) if checkpoint is not None else None,
+            sampled_in=rollout_config.dtype,
         )
         if main:
-            run_log.write_summary(source, world.policy, trainer_config.steps)
+            run_log.write_summary(source, rollout_config.policy, trainer_config.steps)
     return final
 
 
@@ -164,20 +166,20 @@ class _RunLogger:
 
 
 def open_rollout_client(
-    world: RolloutConfig, tasks: Mapping[str, Task], fleet: str, rank: int = 0
+    world: RolloutConfig, tasks: Mapping[str, Task], workers: str, rank: int = 0
 ) -> AbstractContextManager[RolloutClient]:
     """Return the rollout source of a run, as a context manager.
 
     Args:
         world: rollout config, opened in this process or in every worker.
         tasks: training tasks, by id.
-        fleet: `local`, `ray` or `ray://HOST:PORT`, with options in parentheses.
+        workers: `local`, `ray` or `ray://HOST:PORT`, with options in parentheses.
         rank: rank of this process among those that train together.
 
     Raises:
         ConfigError: `workers` is unknown.
     """
-    options = parse_workers(fleet)
+    options = parse_workers(workers)
     if options is None:
         return SyncRollouts(partial(world.open_rollouts, rank), tasks)
     # Rank 0 owns the workers, and the other ranks get their rollouts from it.

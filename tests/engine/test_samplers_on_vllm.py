@@ -10,15 +10,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from repl_rl.credit.credited_trajectory import add_child_rows
-from repl_rl.integrations.environment_sampler import EnvironmentSampler
+from repl_rl.integrations.gym_environment_sampler import EnvironmentSampler
 from repl_rl.rollout import Rollouts, RolloutSampler
 from repl_rl.rollout.episode import Choice, Episode
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.samplers.chat_tool_sampler import ChatToolSampler, JudgeToolSampler
-from repl_rl.samplers.feedback_sampler import Exchange, Feedback, FeedbackSampler
 from repl_rl.samplers.fenced_code_sampler import FencedCodeSampler
 from repl_rl.samplers.inline_call_sampler import CallConvention, InlineCallSampler
+from repl_rl.samplers.retry_with_feedback_sampler import Exchange, Feedback, FeedbackSampler
 from repl_rl.samplers.tool_call_parsing import ToolCall
 from repl_rl.sandbox.inprocess import InProcessSandbox
 from repl_rl.tasks import Task

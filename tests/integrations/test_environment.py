@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from repl_rl.errors import ConfigError, UserCodeError
-from repl_rl.integrations.environment_sampler import Environment, EnvironmentSampler
+from repl_rl.integrations.gym_environment_sampler import Environment, EnvironmentSampler
 from repl_rl.tasks import Task
 from repl_rl.trajectory.trajectory import Stop
 from tests.samplers.marked import LIMITS, chat_renderer, play, rollouts_of, written

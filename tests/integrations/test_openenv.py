@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 from pydantic import create_model
 
-from repl_rl.integrations.environment_sampler import EnvironmentSampler
+from repl_rl.integrations.gym_environment_sampler import EnvironmentSampler
 from repl_rl.trajectory.trajectory import Stop
 from tests.samplers.marked import play
 

@@ -3,7 +3,7 @@
 import re
 
 from repl_rl import Episode, Exchange, Feedback, FeedbackSampler, RewardTable, RolloutSampler, Task
-from repl_rl.integrations.environment_sampler import EnvironmentSampler
+from repl_rl.integrations.gym_environment_sampler import EnvironmentSampler
 from repl_rl.samplers.chat_tool_sampler import ChatToolSampler, JudgeToolSampler
 from repl_rl.samplers.inline_call_sampler import parse_call
 from repl_rl.samplers.tool_call_parsing import Toolbox

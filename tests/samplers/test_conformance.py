@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from repl_rl.cli import main
-from repl_rl.integrations.environment_sampler import EnvironmentSampler
+from repl_rl.integrations.gym_environment_sampler import EnvironmentSampler
 from repl_rl.rollout import ReplSampler, RolloutSampler
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.samplers.chat_tool_sampler import ChatToolSampler, JudgeToolSampler
 from repl_rl.samplers.conformance_checks import CHECKS, SamplerFixture, run_checks
-from repl_rl.samplers.feedback_sampler import FeedbackSampler
 from repl_rl.samplers.fenced_code_sampler import FencedCodeSampler
 from repl_rl.samplers.fenced_line_sampler import FencedLineSampler
 from repl_rl.samplers.inline_call_sampler import InlineCallSampler
+from repl_rl.samplers.retry_with_feedback_sampler import FeedbackSampler
 from repl_rl.tasks import Task
 from repl_rl.trajectory.trajectory import Observed, Prompt
 from tests.integrations.test_environment import Doors

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repl_rl.errors import ConfigError, UserCodeError
-from repl_rl.samplers.feedback_sampler import (
+from repl_rl.samplers.retry_with_feedback_sampler import (
     Exchange,
     Feedback,
     FeedbackSampler,

@@ -12,7 +12,7 @@ from repl_rl.errors import EngineDied, SandboxFault, UserCodeError
 from repl_rl.rollout import ReplSampler, RolloutSampler
 from repl_rl.rollout import concurrent_rollouts as hooks
 from repl_rl.rollout.episode import Episode
-from repl_rl.samplers.feedback_sampler import Exchange, Feedback, FeedbackSampler
+from repl_rl.samplers.retry_with_feedback_sampler import Exchange, Feedback, FeedbackSampler
 from repl_rl.tasks import Task
 from repl_rl.trajectory.trajectory import FailureKind, Stop, Trajectory
 from tests.samplers.marked import chat_renderer, rollouts_of, written

@@ -7,9 +7,9 @@ import pytest
 from repl_rl.errors import ConfigError, UserCodeError
 from repl_rl.rollout import ReplSampler
 from repl_rl.samplers import load_sampler
-from repl_rl.samplers.feedback_sampler import FeedbackSampler
 from repl_rl.samplers.fenced_code_sampler import FencedCodeSampler
 from repl_rl.samplers.fenced_line_sampler import FencedLineSampler
+from repl_rl.samplers.retry_with_feedback_sampler import FeedbackSampler
 
 MODULE = """
 from repl_rl import FeedbackSampler, ReplSampler

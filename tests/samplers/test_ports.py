@@ -11,7 +11,7 @@ import pytest
 from repl_rl.credit.advantage_estimators import ESTIMATORS
 from repl_rl.credit.rewards import GroupEntry, build_group_entry
 from repl_rl.rollout import RolloutSampler
-from repl_rl.samplers.feedback_sampler import FeedbackSampler, make_reward_to_go
+from repl_rl.samplers.retry_with_feedback_sampler import FeedbackSampler, make_reward_to_go
 from repl_rl.tasks import Task, set_judges
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.train_loop import build_credit_config

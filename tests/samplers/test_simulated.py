@@ -13,7 +13,7 @@ import pytest
 
 from repl_rl.errors import ConfigError, UserCodeError
 from repl_rl.rollout.token_renderer import Renderer
-from repl_rl.samplers.feedback_sampler import (
+from repl_rl.samplers.retry_with_feedback_sampler import (
     Exchange,
     Feedback,
     FeedbackSampler,

@@ -20,7 +20,7 @@ from benchmarks.models.templates import (
 from repl_rl.errors import ConfigError
 from repl_rl.samplers.chat_format import ChatFormat
 from repl_rl.samplers.chat_tool_sampler import ChatToolSampler
-from repl_rl.samplers.feedback_sampler import FeedbackSampler
+from repl_rl.samplers.retry_with_feedback_sampler import FeedbackSampler
 from repl_rl.samplers.tool_call_parsing import detect_call_parser
 from repl_rl.tasks import Task
 from repl_rl.trajectory.trajectory import Observed, Stop

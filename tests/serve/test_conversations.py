@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from repl_rl.rollout import Rollouts
-from repl_rl.samplers.feedback_sampler import FeedbackSampler
+from repl_rl.samplers.retry_with_feedback_sampler import FeedbackSampler
 from repl_rl.sandbox import open_sandbox
 from repl_rl.serve.conversation_service import ServerLimits
 from tests.processes import wait_for

@@ -64,7 +64,12 @@ def play(out: Path, lives: Sequence[int] = (), resume: bool = False) -> None:
         str(model), engine="frail", concurrency=2, rollout=RolloutLimits(max_lines=1, max_line_tokens=8)
     )
     train(
-        world, CONFIG, out=out, train_tasks=8, resume=resume, saving=CheckpointSchedule(every_s=0, max_time_share=1.0)
+        world,
+        CONFIG,
+        out=out,
+        train_tasks=8,
+        resume=resume,
+        checkpoint=CheckpointSchedule(every_s=0, max_time_share=1.0),
     )
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repl_rl.credit.advantage_estimators import ESTIMATORS
-from repl_rl.credit.console_states import compute_line_states
+from repl_rl.credit.console_state_ids import compute_line_states
 from repl_rl.credit.rewards import NO_SHAPING
 from repl_rl.trajectory.trajectory import NamedReward, Observed, Sampled, Segment, Trajectory
 from tests.trainer.policies import draw, prompt_of, trajectory_of

@@ -15,7 +15,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from trl import GRPOTrainer
 
 from repl_rl.credit.advantage_estimators import ESTIMATORS, GroupRewards, load_estimator
-from repl_rl.credit.console_states import compute_line_states
+from repl_rl.credit.console_state_ids import compute_line_states
 from repl_rl.credit.rewards import CreditConfig, RewardTable, compute_line_rewards
 from repl_rl.errors import ConfigError, InvariantError, WeightSyncError
 from repl_rl.trainer.config import IMPORTANCES, TrainerConfig

@@ -61,7 +61,7 @@ def compute_line_prefixes(trajectory: Trajectory) -> tuple[str, ...]:
 
 
 def _get_executed_code(line: Line) -> tuple[str, ...]:
-    """Return the physical lines that were executed for a line, or its text if no console executed it."""
+    """Return the source lines that the console ran for a line, or its text if it ran elsewhere, as a tool call does."""
     assert line.execution is not None
     return line.execution.ran or (line.text.removesuffix("\n"),)
 
