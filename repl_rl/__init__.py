@@ -10,7 +10,7 @@ from importlib import import_module
 
 from repl_rl.deprecations import OldModuleFinder
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _HOMES = {
     "CallConvention": "samplers.inline_call_sampler",

@@ -93,7 +93,7 @@ def test_progress_tells_a_bound_first_and_a_guess_when_enough_rollouts_ended() -
     counts = [RolloutCounts(ended=5, solved=1, sampled_lines=7, sampled_tokens=70)]
     progress = RolloutProgress("evaluation", 8, 4, lambda: counts[-1])
     assert progress.describe() == "evaluation: 0 of 8 rollouts ended, 0 solved"
-    assert not progress.is_complete
+    assert progress.get_since_completion_s() is None
     counts.append(RolloutCounts(ended=6, solved=2, sampled_lines=10, sampled_tokens=100))
     assert re.fullmatch(
         r"evaluation: 1 of 8 rollouts ended, 1 solved, \d+ tokens/s, at most \d+ s left", progress.describe()
@@ -104,7 +104,9 @@ def test_progress_tells_a_bound_first_and_a_guess_when_enough_rollouts_ended() -
     )
     counts.append(RolloutCounts(ended=13, solved=2, sampled_lines=30, sampled_tokens=300))
     assert re.fullmatch(r"evaluation: 8 of 8 rollouts ended, 1 solved, \d+ tokens/s", progress.describe())
-    assert progress.is_complete
+    last = progress.describe()
+    assert (progress.get_since_completion_s() or 0.0) > 0.0
+    assert progress.describe() == last, "an update does not change the speed of sampling"
 
 
 def test_without_a_terminal_the_status_is_printed_at_its_times_and_the_inner_one_comes_first() -> None:

@@ -120,21 +120,25 @@ class RolloutProgress:
         self._title, self._total, self._max_lines = title, total, max_lines
         self._read_counts, self._before = read_counts, read_counts()
         self._started = time.monotonic()
+        self._completed: float | None = None
 
     @property
     def counts(self) -> RolloutCounts:
         """Counts since the start."""
         return self._read_counts().subtract(self._before)
 
-    @property
-    def is_complete(self) -> bool:
-        """True once all rollouts have ended."""
-        return self.counts.ended >= self._total
+    def get_since_completion_s(self) -> float | None:
+        """Return the seconds since all rollouts were first seen to have ended, or None before that."""
+        if self._completed is None and self.counts.ended >= self._total:
+            self._completed = time.monotonic()
+        return None if self._completed is None else time.monotonic() - self._completed
 
     def describe(self) -> str:
         """Return the progress as one line."""
         counts = self.counts
-        elapsed_s = time.monotonic() - self._started
+        # The update after the last rollout does not count in the speed of sampling.
+        self.get_since_completion_s()
+        elapsed_s = (self._completed or time.monotonic()) - self._started
         parts = [f"{counts.ended} of {self._total} rollouts ended, {counts.solved} solved"]
         if elapsed_s > 0 and counts.sampled_tokens:
             parts.append(f"{counts.sampled_tokens / elapsed_s:.0f} tokens/s")

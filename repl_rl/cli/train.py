@@ -16,7 +16,7 @@ from rich.table import Table
 from repl_rl.cli.apply_model_defaults import UpdateInfo, apply_model_defaults
 from repl_rl.cli.live_status import RolloutProgress
 from repl_rl.cli.next_steps import print_steps, suggest_next_steps
-from repl_rl.cli.terminal_output import report_errors_on_rank_zero, silence_other_ranks
+from repl_rl.cli.terminal_output import format_duration, report_errors_on_rank_zero, silence_other_ranks
 from repl_rl.errors import ConfigError
 from repl_rl.ray.config import get_worker_options, parse_workers
 from repl_rl.rollout import RuntimeInfo
@@ -176,8 +176,8 @@ class TrainingProgress:
 
     def describe(self) -> str:
         """Return the status of the step that runs, as one line."""
-        rollouts = self._rollouts
-        return f"{rollouts.describe()}; updating the policy" if rollouts.is_complete else rollouts.describe()
+        text, update_s = self._rollouts.describe(), self._rollouts.get_since_completion_s()
+        return text if update_s is None else f"{text}; updating the policy for {format_duration(update_s)}"
 
     def advance(self, metrics: Mapping[str, float]) -> None:
         """Print one finished step."""

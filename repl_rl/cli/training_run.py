@@ -140,8 +140,9 @@ class Run:
         left_s = rollout_s * (trainer.steps * rollouts + 3 * len(self.held_out))
         self.console.print(
             f"a step samples {rollouts} rollouts, about {format_duration(rollout_s * rollouts)} at the speed of this "
-            f"evaluation, and then updates the policy; all {trainer.steps} steps and the last evaluation sample for "
-            f"about {format_duration(left_s)} (--trainer.steps and --eval-tasks shorten it)"
+            f"evaluation; all {trainer.steps} steps and the last evaluation sample for about {format_duration(left_s)} "
+            "(--trainer.steps and --eval-tasks shorten it). Each step then updates the policy, which can take longer; "
+            "the first step shows the time left with it"
         )
 
     def _write_results(self, source: RolloutClient) -> None:
