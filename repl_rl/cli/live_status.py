@@ -129,15 +129,18 @@ class RolloutProgress:
 
     def get_since_completion_s(self) -> float | None:
         """Return the seconds since all rollouts were first seen to have ended, or None before that."""
+        self._note_completion()
+        return None if self._completed is None else time.monotonic() - self._completed
+
+    def _note_completion(self) -> None:
         if self._completed is None and self.counts.ended >= self._total:
             self._completed = time.monotonic()
-        return None if self._completed is None else time.monotonic() - self._completed
 
     def describe(self) -> str:
         """Return the progress as one line."""
         counts = self.counts
         # The update after the last rollout does not count in the speed of sampling.
-        self.get_since_completion_s()
+        self._note_completion()
         elapsed_s = (self._completed or time.monotonic()) - self._started
         parts = [f"{counts.ended} of {self._total} rollouts ended, {counts.solved} solved"]
         if elapsed_s > 0 and counts.sampled_tokens:
