@@ -138,7 +138,7 @@ ROWS: Mapping[str, tuple[str, str, Gpu, Mapping[str, object]]] = {
         *("chat", "--trainer.prompts-per-step 3 --trainer.group-size 3", NONE),
         {**PRETRAINED, "trainer.prompts_per_step": 3, "trainer.per_device_batch_size": 1},
     ),
-    "a short run": ("chat", "--trainer.steps 6", NONE, {**PRETRAINED, "trainer.warmup_steps": 1}),
+    "a short run": ("chat", "--trainer.steps 6", NONE, {**PRETRAINED, "trainer.warmup_steps": 0}),
     "a flag": ("chat", "--trainer.learning-rate 3e-5", NONE, {**PRETRAINED, "trainer.learning_rate": 3e-5}),
     "a flag that says the bundled policy's": (
         *("chat", "--trainer.learning-rate=5e-4 --rollout.max-lines 8 --prompt bare", NONE),
@@ -344,7 +344,7 @@ def test_the_obvious_command_trains_another_model_with_its_defaults_and_goes_on_
         "eval_tasks": 2,
         "trainer.prompts_per_step": 2,
         "trainer.per_device_batch_size": 2,
-        "trainer.warmup_steps": 1,
+        "trainer.warmup_steps": 0,
     }
     expected = {**PRETRAINED, **small}
     assert {name: found.get(name) for name in expected} == expected

@@ -96,7 +96,7 @@ def test_progress_tells_a_bound_first_and_a_guess_when_enough_rollouts_ended() -
     assert progress.get_since_completion_s() is None
     counts.append(RolloutCounts(ended=6, solved=2, sampled_lines=10, sampled_tokens=100))
     assert re.fullmatch(
-        r"evaluation: 1 of 8 rollouts ended, 1 solved, \d+ tokens/s, at most \d+ s left", progress.describe()
+        r"evaluation: 1 of 8 rollouts ended, 1 solved, \d+ tokens/s, up to about \d+ s left", progress.describe()
     )
     counts.append(RolloutCounts(ended=7, solved=2, sampled_lines=15, sampled_tokens=150))
     assert re.fullmatch(
@@ -160,3 +160,18 @@ def test_an_evaluation_that_stops_tells_how_far_it_came(capsys: pytest.CaptureFi
 def test_the_opening_names_engine_and_sandbox() -> None:
     config = RolloutCommandConfig(engine="transformers", sandbox="unsafe")
     assert describe_opening(config) == "opening engine transformers and sandbox unsafe ..."
+
+
+class Silent(ReplSampler):
+    async def rollout(self, episode: Episode) -> None:
+        return
+
+
+def test_an_evaluation_that_solves_nothing_prints_the_commands_that_teach_the_format(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ("--engine", "transformers", "--sandbox", "unsafe", "--count", "1")
+    assert main(["eval", *flags, "--sampler", f"{__name__}:Silent"]) == 0
+    told = capsys.readouterr().out
+    assert "no held-out task is solved" in told
+    assert "repl-rl sft --model builtin:quickstart --data demonstrations --out taught" in told

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from repl_rl.cli.apply_model_defaults import apply_model_defaults
 from repl_rl.cli.live_status import LiveStatus, RolloutProgress, describe_opening
+from repl_rl.cli.next_steps import print_unsolved_hint
 from repl_rl.cli.terminal_output import make_terminal
 from repl_rl.cli.unused_options import refuse_unread
 from repl_rl.errors import ConfigError
@@ -101,6 +102,8 @@ def main(argv: Sequence[str]) -> int:
         study = _play_remaining(config, tasks, folder, console)
         console.print(_build_table(config, study))
         console.print(_format_result(config, study))
+        if not study.solve_rate.value and (study.greedy is None or not study.greedy.value):
+            print_unsolved_hint(console, config.model, config.tasks)
         about: dict[str, str | int] = {"model": config.policy.reference, "source": config.tasks, "seed": config.seed}
         if config.out is not None:
             with catch_os_errors("file", config.out / "eval.json", then=", then give the command again"):

@@ -155,6 +155,6 @@ class RolloutProgress:
             return []
         if counts.ended >= _SURE_SHARE * self._total:
             return [f"about {format_duration(elapsed_s / counts.ended * open_rollouts)} left"]
-        # The limit of lines bounds what is left, at the present speed.
+        # Before that, the limit of lines tells what is left at the present speed. Later lines may be longer.
         most = self._total * self._max_lines - counts.sampled_lines
-        return [f"at most {format_duration(most * elapsed_s / counts.sampled_lines)} left"] if most > 0 else []
+        return [f"up to about {format_duration(most * elapsed_s / counts.sampled_lines)} left"] if most > 0 else []

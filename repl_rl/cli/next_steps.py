@@ -61,6 +61,15 @@ def suggest_next_steps(run: Path, settings: Mapping[str, object], mine: bool = F
     return [*steps, NextStep(f"repl-rl serve --run {folder}{own}{allowed}", "ask it, in a browser or by OpenAI's API")]
 
 
+def print_unsolved_hint(console: Console, model: str, tasks: str) -> None:
+    """Print what helps a policy that solves none of the held-out tasks."""
+    console.print(
+        "no held-out task is solved: a group whose rollouts all fail teaches nothing but to avoid errors. "
+        "Demonstrations teach the console's format first:"
+    )
+    print_steps(console, suggest_demonstrations(model, tasks))
+
+
 def suggest_demonstrations(model: str, tasks: str) -> list[NextStep]:
     """Return the commands that teach a policy the console's format before it is trained on `tasks`."""
     policy, source = shlex.quote(model), shlex.quote(tasks)

@@ -189,7 +189,7 @@ class TrainingProgress:
             f"step {self._done:>4}/{self._steps}  solved {metrics['solve_rate']:6.1%}  "
             f"lines in error {metrics['line_error_rate']:6.1%}  {rate:7.0f} tokens/s  "
             f"rollout {metrics['rollout_s']:5.2f} s  update {metrics['update_s']:5.2f} s  "
-            f"{left_s / 60:4.1f} min left"
+            f"{left_s / 60:4.1f} min of steps left"
         )
         self._rollouts = self._start_rollouts(self._title)
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from functools import partial
 
 from repl_rl.cli.live_status import LiveStatus, RolloutProgress, describe_opening
-from repl_rl.cli.next_steps import print_steps, suggest_demonstrations, suggest_resume
+from repl_rl.cli.next_steps import print_steps, print_unsolved_hint, suggest_resume
 from repl_rl.cli.terminal_output import explain_rank_error, format_duration, make_terminal
 from repl_rl.cli.train import TrainConfig, TrainingProgress, build_initial_summary, draw_curves, print_summary
 from repl_rl.errors import ConfigError
@@ -128,11 +128,7 @@ class Run:
         The estimate comes from the duration of the evaluation, which plays each task twice.
         """
         if not self.summary["solve_rate_first"] and not self.summary["greedy_first"]:
-            self.console.print(
-                "no held-out task is solved: a group whose rollouts all fail teaches nothing but to avoid errors. "
-                "Demonstrations teach the console's format first:"
-            )
-            print_steps(self.console, suggest_demonstrations(self.config.model, self.config.tasks))
+            print_unsolved_hint(self.console, self.config.model, self.config.tasks)
         trainer = self.config.trainer
         rollouts = trainer.prompts_per_step * trainer.group_size
         rollout_s = self.evaluation_s / (2 * len(self.held_out))
@@ -217,7 +213,8 @@ class Run:
         # Evaluate the exported policy, with and without altered console output.
         source.load_weights(final, config.trainer.optimizer_steps)
         self._evaluate(source, "last", config.trainer.steps)
-        tampering = self._start_progress(source, "held-out tasks with altered output", len(self.held_out))
+        self.console.print("each held-out task once more, with altered console output: does the policy read it? ...")
+        tampering = self._start_progress(source, "altered output", len(self.held_out))
         with self.status.show(tampering.describe):
             self.summary["tamper_followed"] = evaluate_with_tampering(source, self.held_out)
         points = sorted(self.solved.items())

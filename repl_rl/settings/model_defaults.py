@@ -71,8 +71,11 @@ class PretrainedDefault:
 
     @classmethod
     def eighth_of_run(cls, most: int) -> "PretrainedDefault":
-        """Return a default that is an eighth of the run's steps, from 1 to `most`."""
-        return cls(f"an eighth of the steps, at most {most}", lambda facts: max(1, min(most, facts.steps // 8)), True)
+        """Return a default that is an eighth of the run's steps, rounded down, at most `most`.
+
+        The learning rate is 0 in the first step of a warm-up, so a run of a few steps has none.
+        """
+        return cls(f"an eighth of the steps, at most {most}", lambda facts: min(most, facts.steps // 8), True)
 
 
 PROMPT = PretrainedDefault(
