@@ -82,7 +82,7 @@ class UnrecoverableError(ReplRLError):
     exit_code = 3
 
     def __init__(self, thing: str, value: object, remedy: str) -> None:
-        super().__init__(f"{thing} is {value!r}; {remedy}, then go on with --resume")
+        super().__init__(f"{thing} is {value!r}; {remedy}, then continue with --resume")
 
 
 class StoreError(ReplRLError):

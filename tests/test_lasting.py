@@ -189,7 +189,7 @@ def test_after_three_deaths_in_a_row_the_run_stops_with_one_line(caplog: pytest.
     ):
         asyncio.run(work())
     assert raised.value.exit_code == 3
-    assert str(raised.value).endswith("then go on with --resume")
+    assert str(raised.value).endswith("then continue with --resume")
     assert len(lives.engines) == MAX_CRASHES
     assert [record.message.count("another one is opened") for record in caplog.records] == [1, 1]
     assert all(engine.open_sessions == 0 for engine in lives.engines)

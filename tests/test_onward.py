@@ -149,7 +149,7 @@ def test_going_on_with_what_may_be_a_strangers_run_says_what_it_obeys(
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
     (line,) = [line for line in shown.splitlines() if "--resume" in line]
-    _, _, told = line.partition("go on where it stopped")
+    _, _, told = line.partition("resume it where it stopped")
     assert told.startswith(f"; for a run of your own alone: it obeys the run's {names}" if names else "")
     assert bool(told) is bool(names)
 

@@ -114,7 +114,7 @@ def suggest_resume(run: RunInfo) -> NextStep:
         command += f" --out {shlex.quote(str(run.path.parent))} --name {shlex.quote(run.path.name)}"
     obeyed = escape_control_characters(", ".join(_find_unsafe_settings(settings)))[:_MOST_SHOWN]
     warning = f"; for a run of your own alone: it obeys the run's {obeyed}" if obeyed else ""
-    return NextStep(command, f"go on where it stopped{warning}")
+    return NextStep(command, f"resume it where it stopped{warning}")
 
 
 def _find_unsafe_settings(settings: Mapping[str, object]) -> list[str]:

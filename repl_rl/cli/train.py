@@ -141,7 +141,7 @@ def main(argv: Sequence[str]) -> int:
             check_same_settings(folder.path, run.settings)
         if folder.is_finished(config.trainer.steps):
             run.console.print(
-                f"{folder.path} is finished: nothing is left to do; more --trainer.steps would go on with it"
+                f"{folder.path} is finished: nothing is left to do; a larger --trainer.steps would continue it"
             )
             print_steps(run.console, suggest_next_steps(folder.path, read_settings(folder.path), mine=True))
             return 0

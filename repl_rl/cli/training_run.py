@@ -154,9 +154,7 @@ class Run:
         self.folder.write_summary(self.summary)
         self.folder.write_report()
         if self.summary["status"] == "interrupted":
-            self.console.print(
-                f"interrupted after step {self.summary['stopped_at_step']}; this command goes on from there:"
-            )
+            self.console.print(f"interrupted after step {self.summary['stopped_at_step']}; this command resumes it:")
             print_steps(self.console, [suggest_resume(read_run_info(self.folder.path))])
 
     def _train(self, source: RolloutClient, renderer: Renderer) -> None:
@@ -228,7 +226,7 @@ class Run:
             self.spent_s = told["spent_s"]
             self.solved = {int(step): rate for step, rate in told["solved"].items()}
             self.summary |= {**told["summary"], "resumed_at_steps": [*told["resumed"], self.state.step]}
-            self.console.print(f"going on with {self.folder.path} after step {self.state.step}")
+            self.console.print(f"resuming {self.folder.path} after step {self.state.step}")
 
     def _build_resume_record(self, begun: float) -> dict[str, object]:
         """Return the parts of the summary that a resumed run needs."""

@@ -136,7 +136,7 @@ class ServerApp:
         return await self._run_turn(request, owner, CompletionRequest)
 
     async def _run_turn(self, request: Request, owner: str, request_type: type[RequestT]) -> Response:
-        """Return a response that plays the requested turn when it is sent."""
+        """Return a streaming response. Its body runs the requested turn while the client reads it."""
         parsed: GenerationRequest = parse_request(request_type, await _read_body(request, self._patience_s))
         self._validate_model(parsed.model)
         path = request.url.path

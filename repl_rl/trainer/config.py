@@ -592,9 +592,7 @@ def validate_staleness(steps: int, corrected: str, plan: str) -> None:
     windowed = isinstance(parse_group_sampling(plan), FifoWindowOptions)
     # Dynamic sampling replaces groups within a step, while async rollouts fix the tasks of a step when it begins.
     if steps and plan and not windowed:
-        remedy = (
-            "it says before they are played which groups a step is made of; leave one of both out, or take fifo_window"
-        )
+        remedy = "async rollouts fix the tasks of a step beforehand; leave one of the two out, or use fifo_window"
         raise ConfigError("trainer.group_sampling with trainer.max_staleness_steps", plan, remedy)
     # Without async rollouts no later step is in flight, so no group could overtake another.
     if windowed and not steps:

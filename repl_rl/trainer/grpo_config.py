@@ -134,4 +134,8 @@ def validate_task_count(task_ids: Sequence[str], args: GRPOConfig) -> None:
     """
     task_count = args.generation_batch_size // args.num_generations
     if len(task_ids) < task_count:
-        raise ConfigError("tasks", len(task_ids), f"a step takes {task_count} different tasks; give more, or lower it")
+        raise ConfigError(
+            "tasks",
+            len(task_ids),
+            f"a step takes {task_count} different tasks; give more tasks, or lower prompts_per_step",
+        )
