@@ -94,9 +94,9 @@ class Recording(SandboxConfig):
     """File to append lines to."""
 
     @asynccontextmanager
-    async def open(self, births: SandboxOptions) -> AsyncIterator[Sandbox]:
-        """Open the sandbox for the length of an `async with`. `births` has limits, preloads and the pool size."""
-        async with Unsafe().open(births) as inner:
+    async def open(self, options: SandboxOptions) -> AsyncIterator[Sandbox]:
+        """Open the sandbox for the length of an `async with`. `options` has limits, preloads and the pool size."""
+        async with Unsafe().open(options) as inner:
             yield RecordingSandbox(inner, Path(self.file))
 
 

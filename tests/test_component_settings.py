@@ -85,6 +85,13 @@ def test_recorded_components_are_those_of_the_training_command() -> None:
     assert {*get_component_fields(TrainConfig)} == COMPONENTS
 
 
+@pytest.mark.parametrize(
+    ("key", "text"), [("states", "within(seconds=60, keep=2)"), ("checkpoint", "within(every_s=60, keep_last=2)")]
+)
+def test_the_recorded_default_of_older_versions_is_the_present_one(key: str, text: str) -> None:
+    assert rename_recorded({key: text}) == {"checkpoint": TrainConfig().checkpoint}
+
+
 def test_tables_and_flags_give_the_same_settings_without_a_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

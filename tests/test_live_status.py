@@ -1,4 +1,4 @@
-"""What a person sees while rollouts are played: their number, how many ended, the speed, and the time left."""
+"""The live status of rollouts shows their number, those that ended, the speed, and the time left."""
 
 import asyncio
 import io

@@ -45,7 +45,8 @@ def test_the_sampler_in_the_readme_is_short_and_works(tmp_path: Path, monkeypatc
 def test_readme_and_design_name_the_functions_of_the_loop_in_their_order() -> None:
     body = ast.parse((ROOT / "examples" / "minimal_grpo.py").read_text()).body
     functions = [node.name for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    assert re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE) == functions[:7]
+    loop = README.partition("## Minimal loop")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", loop, re.MULTILINE) == functions[:7]
     design = (ROOT / "docs" / "design.md").read_text().partition("## Words")[0]
     assert re.findall(r"\(`(\w+)`\)", design) == functions[:7]
     assert functions[7:] == ["run", "main"]

@@ -61,7 +61,7 @@ def counted(reports: Mapping[str, Report]) -> Counted:
 def block(reports: Mapping[str, Report]) -> str:
     """Return the README's summary: a list and two tables, with every number and name from the figures.
 
-    Code between fences is no credit of lines, so it has a table of its own.
+    Code between fences has a separate table, because it does not credit lines.
     """
     told = counted(reports)
     if not told.regimes:

@@ -95,6 +95,10 @@ def modern(said: Mapping[str, object]) -> dict[str, object]:
     return rename_recorded({**found, **{name: table for name, table in tables.items() if table}})
 
 
+_FORMER_DEFAULTS = {"within(every_s=60, keep_last=2)": "within"}
+"""Components that older versions recorded with the values of options that are their defaults."""
+
+
 def rename_recorded(said: Mapping[str, object]) -> dict[str, object]:
     """Return recorded settings, nested or dotted, under the names of this version, without a warning.
 
@@ -145,7 +149,8 @@ def _convert_text(text: str) -> str:
         return text
     new = _OPTIONS.get(named.name, {})
     options = {new.get(key, key): value for key, value in named.options.items()}
-    return str(NameWithOptions(OLD_TYPES.get(named.name, named.name), options))
+    converted = str(NameWithOptions(OLD_TYPES.get(named.name, named.name), options))
+    return _FORMER_DEFAULTS.get(converted, converted)
 
 
 def _pop_setting(tables: dict[str, dict[str, object]], path: Sequence[str], default: object) -> object:
