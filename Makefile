@@ -1,5 +1,5 @@
 # `make train` and `make test` do all of their own set-up.
-.PHONY: train pretrained models test test-unit test-heavy test-soak check dist docs clean
+.PHONY: train pretrained models test test-unit test-e2e test-all test-heavy test-soak check dist docs clean
 
 # `make train FLEET=ray` plays the rollouts on two nodes.
 train:
@@ -16,14 +16,22 @@ models:
 	scripts/setup test
 	.venv/bin/python -m benchmarks.models.families
 
+# Unit and integration tests: minutes.
 test:
 	scripts/setup test
-	scripts/suite "not heavy and not soak" -n auto --maxprocesses 4 --dist loadfile
+	scripts/suite "not heavy and not soak" -n auto --maxprocesses 4 --dist loadfile tests/unit tests/integration
 
-# A minute of `make test`, for while one writes: the files of tests/unit.txt, which start neither vLLM nor Docker.
+# A minute: no process, engine, kernel or network.
 test-unit:
 	scripts/setup test
-	.venv/bin/python -m pytest @tests/unit.txt -m "not heavy and not soak" -n auto --maxprocesses 4 --dist loadfile
+	scripts/suite "not heavy and not soak" -n auto --maxprocesses 4 --dist loadfile tests/unit
+
+# Whole commands, training runs, vLLM, Ray, Docker, browsers.
+test-e2e:
+	scripts/setup test
+	scripts/suite "not heavy and not soak" -n auto --maxprocesses 4 --dist loadfile tests/e2e
+
+test-all: test test-e2e
 
 # SHARD=0/3 runs the first third of them.
 test-heavy:
@@ -41,7 +49,7 @@ check:
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/python scripts/words.py
-	.venv/bin/python -m pytest tests/test_architecture.py
+	.venv/bin/python -m pytest tests/unit/test_architecture.py
 
 # Wheel and sdist, from a checkout or a clean clone.
 dist:

@@ -12,8 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from repl_rl.runs.store import Store
-from tests.chromium import Tab, chromium
-from tests.test_jupyterlab import inside, jupyter, run_notebook, shows, write_line, write_notebook
+from tests.e2e.test_jupyterlab import inside, jupyter, run_notebook, shows, write_line, write_notebook
+from tests.support.chromium import Tab, chromium
 
 CELL = """from repl_rl import TrajectoryPlayer
 

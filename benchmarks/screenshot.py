@@ -8,7 +8,7 @@ from pathlib import Path
 
 from repl_rl.runs.report import write_report
 from repl_rl.runs.store import read_trajectories
-from tests.chromium import chromium
+from tests.support.chromium import chromium
 
 
 def main(run: Path, picture: Path) -> None:

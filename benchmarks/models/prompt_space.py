@@ -24,7 +24,7 @@ from repl_rl.rollout_config import RolloutConfig
 from repl_rl.sft.demonstrations_from_doctests import STDLIB, DocstringTest, iterate_doctests
 from repl_rl.trajectory.console_text import PS1, PS2
 from repl_rl.trajectory.trajectory import Observed, Prompt
-from tests.vocabularies import VOCABULARIES
+from tests.support.vocabularies import VOCABULARIES
 
 PAGE = Block(RESULTS / "templates.md", "models/prompt_space")
 SUMMARY = Block(ROOT / "docs" / "templates.md", "models/prompt_space")

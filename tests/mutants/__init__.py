@@ -8,7 +8,7 @@ Each table of a file `*.toml` here is a mutant:
     file = "repl_rl/serve/request.py"        # relative to the repository
     old = "..."                              # text that occurs once in the file
     new = "..."                              # what replaces it
-    tests = ["tests/serve/test_refusals.py::test_..."]
+    tests = ["tests/integration/serve/test_refusals.py::test_..."]
 
 Several edits of one mutant are tables `[[mutant.edit]]` with `file`, `old` and `new`.
 """

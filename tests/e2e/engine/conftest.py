@@ -1,0 +1,8 @@
+"""One engine of each kind for all tests of engines: starting vLLM takes seconds."""
+
+from tests.support.engine.hosts import lasting_host as lasting_host
+from tests.support.engine.hosts import other_folder as other_folder
+from tests.support.engine.hosts import policy_folder as policy_folder
+from tests.support.engine.hosts import scripted_host as scripted_host
+from tests.support.engine.hosts import transformers_host as transformers_host
+from tests.support.engine.hosts import vllm_host as vllm_host

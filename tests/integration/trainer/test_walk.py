@@ -1,0 +1,73 @@
+"""docs/design.md walks one line from the sampler to its gradient: here the line itself does."""
+
+import asyncio
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+import repl_rl
+from repl_rl.engine import ScriptedEngine
+from repl_rl.rollout import ReplSampler, Rollouts
+from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.sandbox.inprocess import InProcessSandbox
+from repl_rl.trainer.config import TrainerConfig
+from tests.e2e.trainer.test_grpo import make, run
+from tests.support.documents import PAGES
+from tests.support.scripted_rollouts import RENDERER, TASK
+from tests.support.trainer.tiny_policies import ReplayedSource, tiny_model
+
+PACKAGE = Path(repl_rl.__file__).parent
+Function = tuple[str, str]
+"""A file of the package, and the name of a function in it."""
+
+
+@contextmanager
+def entered() -> Iterator[list[Function]]:
+    """The functions of the package in the order in which they are first entered, in this thread."""
+    found: dict[Function, None] = {}
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(PACKAGE):
+            found.setdefault((path.relative_to(PACKAGE).as_posix(), frame.f_code.co_qualname))
+
+    order: list[Function] = []
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        yield order
+    finally:
+        sys.setprofile(before)
+        order.extend(found)
+
+
+def test_a_line_enters_the_functions_that_the_page_names_in_its_order(tmp_path: Path) -> None:
+    section = (
+        PAGES["docs/design.md"].partition("## One line, from the sampler to its gradient")[2].partition("\n## ")[0]
+    )
+    page = [(file, name) for file, name in re.findall(r"`([\w/]+\.py)`,\s+`([\w.]+)`", section)]
+    engine = ScriptedEngine.from_text(["print(6*7)\nsubmit_final_answer(42)\n"], RENDERER.encode_as_sampled)
+    rollouts = Rollouts(
+        replace(engine, forbidden_ids=RENDERER.forbidden_ids),
+        InProcessSandbox(),
+        RENDERER,
+        ReplSampler(),
+        RolloutLimits(max_line_tokens=200),
+        template="bare",
+    )
+    with entered() as sampling:
+        played = asyncio.run(rollouts.collect([TASK] * 4))
+    assert played[0].lines[0].text == "print(6*7)\n"
+    config = TrainerConfig(
+        steps=1, prompts_per_step=1, group_size=4, warmup_steps=0, importance_sampling="token_truncate(tolerance=99.0)"
+    )
+    trainer = make(tiny_model(vocab=500), ReplayedSource([played]), config, tmp_path, [TASK.id])
+    with entered() as learning:
+        run(trainer)
+    walked = list(dict.fromkeys([*sampling, *learning]))
+    assert len(page) > 15
+    assert [step for step in walked if step in page] == list(dict.fromkeys(page))
