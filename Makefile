@@ -29,15 +29,15 @@ test-unit:
 # Whole commands, training runs, vLLM, Ray, Docker, browsers.
 test-e2e:
 	scripts/setup test
-	scripts/suite "not heavy and not soak" -n auto --maxprocesses 4 --dist loadfile tests/e2e
+	scripts/suite --retry "not heavy and not soak" -n auto --maxprocesses 4 --dist loadfile tests/e2e
 
 test-all: test test-e2e
 
 # SHARD=0/3 runs the first third of them.
 test-heavy:
 	scripts/setup test
-	scripts/suite "heavy and not alone" -n 2 --dist loadfile $(if $(SHARD),--shard $(SHARD))
-	scripts/suite alone $(if $(SHARD),--shard $(SHARD))
+	scripts/suite --retry "heavy and not alone" -n 2 --dist loadfile $(if $(SHARD),--shard $(SHARD))
+	scripts/suite --retry alone $(if $(SHARD),--shard $(SHARD))
 
 test-soak:
 	scripts/setup test

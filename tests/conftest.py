@@ -1,5 +1,6 @@
 """Settings, options and fixtures of all tests."""
 
+import gc
 import os
 import signal
 from zlib import crc32
@@ -35,6 +36,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Accept unused snapshots: one is of another kind of processor. `test_snapshots` finds stale ones."""
     config.option.warn_unused_snapshots = True
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Keep the garbage collector away from the imported modules.
+
+    Torch and its companions are millions of objects, so each `gc.collect()` takes a second, and each training calls it.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Let the interpreter end as usual: extension modules complain about objects that it does not free."""
+    gc.unfreeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

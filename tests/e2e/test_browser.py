@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from repl_rl.runs.report import write_comparison, write_report
-from tests.integration.test_report import served
 from tests.support.chromium import Tab, chromium
+from tests.support.reports import served
 from tests.support.run_folders import run_folder
 
 pytestmark = [pytest.mark.heavy, pytest.mark.alone]

@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -24,22 +24,14 @@ from repl_rl.sft.select_rollouts import FinetuneConfig, select_best_rollouts
 from repl_rl.tasks import Split, get_split, load_tasks
 from repl_rl.trajectory.trajectory import Failure, FailureKind, Stop, Trajectory
 from repl_rl.utils.file_lock import OWNER
+from tests.support.finetuning import POLICY, RECOVERED, RENDERER, RIGHT, play
 from tests.support.scripted_rollouts import TASK, world
 from tests.support.tokenizers import overshooting_tokenizer
 from tests.support.trainer.tiny_policies import tiny_model
 
-POLICY = Path(__file__).parents[2] / "repl_rl" / "policies" / "quickstart"
 PAGE = Path(__file__).parents[2] / "docs" / "coldstart.md"
-RENDERER = Renderer.from_folder(POLICY)
 
 
-def play(lines: Sequence[str], task_id: str = "t1") -> Trajectory:
-    (t,) = asyncio.run(world(lines, renderer=RENDERER).collect([replace(TASK, id=task_id)]))
-    return t
-
-
-RIGHT = play(["x = 6 * 7\n", "x\n", "submit_final_answer(42)\n"])
-RECOVERED = play(["y\n", "6 * 7\n", "submit_final_answer(42)\n"])
 WRONG = play(["submit_final_answer(41)\n"])
 
 

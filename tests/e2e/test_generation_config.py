@@ -13,7 +13,7 @@ from repl_rl.sft.finetune import build_labelled_example, run_finetuning
 from repl_rl.sft.select_rollouts import FinetuneConfig
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.train_loop import run_training
-from tests.e2e.test_finetune import RENDERER, RIGHT
+from tests.support.finetuning import RENDERER, RIGHT
 from tests.support.trainer.tiny_policies import SampledSource, tiny_model, tiny_tokenizer
 
 SETTINGS = [

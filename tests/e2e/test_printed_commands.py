@@ -17,9 +17,9 @@ from repl_rl.engine import ENGINES
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.runs.list_runs import RunStatus, read_run_info
 from repl_rl.sandbox import SANDBOXES
-from tests.e2e.serve.test_end import program
 from tests.integration.test_onward import named
 from tests.support.processes import wait_for
+from tests.support.serve.raw_requests import program
 
 COMMAND = [sys.executable, "-m", "repl_rl.cli"]
 SMALL = shlex.split(

@@ -13,7 +13,7 @@ from repl_rl.runs.store import Store, write_step
 from repl_rl.sandbox import open_sandbox
 from repl_rl.tasks import Task
 from repl_rl.trajectory.trajectory import Observed, Trajectory
-from tests.integration.test_report import data_of, unpacked
+from tests.support.reports import data_of, unpacked
 from tests.support.scripted_rollouts import world
 
 ROLLOUTS = 64

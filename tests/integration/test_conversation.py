@@ -25,8 +25,8 @@ from repl_rl.serve.conversation import (
 from repl_rl.tasks import Task
 from repl_rl.trajectory.trajectory import Line, LineStatus, Observed, Prompt, Stop, Trajectory
 from repl_rl.trajectory.trajectory_builder import UNFOLLOWED, RolloutObserver
-from tests.e2e.sandbox.test_docker import needs_docker
 from tests.support.samplers.marked_text import chat_renderer
+from tests.support.sandbox.docker import needs_docker
 from tests.support.scripted_rollouts import RENDERER, TASK, world
 
 LIMITS = RolloutLimits(max_line_tokens=200)

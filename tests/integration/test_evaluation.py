@@ -18,7 +18,6 @@ from repl_rl.errors import ConfigError
 from repl_rl.evaluation import (
     EvaluationFolder,
     Study,
-    TamperingSandbox,
     TaskResult,
     alter_text,
     compare,
@@ -37,14 +36,8 @@ from repl_rl.rollout import Rollouts, SyncRollouts
 from repl_rl.tasks import Split, Task, get_split
 from repl_rl.trajectory.trajectory import Failure, FailureKind, Sampled, Stop, Trajectory
 from repl_rl.trajectory.trajectory_metrics import compute_trajectory_metrics
+from tests.support.played_lines import play
 from tests.support.scripted_rollouts import TASK, world
-
-
-def play(lines: list[str], altered: bool = False) -> list[Trajectory]:
-    rollouts = world(lines)
-    if altered:
-        rollouts = replace(rollouts, sandbox=TamperingSandbox(rollouts.sandbox))
-    return asyncio.run(rollouts.collect([TASK]))
 
 
 def test_altered_output_differs_in_every_digit_and_letter_and_keeps_its_shape() -> None:

@@ -1,19 +1,14 @@
 """The report: everything that a run folder has, nothing that runs."""
 
-import base64
-import gzip
-import json
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,42 +18,14 @@ from repl_rl.cli import main
 from repl_rl.cli.rollout import format_transcript
 from repl_rl.credit.credited_trajectory import CreditedTrajectory
 from repl_rl.errors import StoreError
-from repl_rl.runs.report import ReportServer, build_payload, render_page, write_report
+from repl_rl.runs.report import build_payload, render_page, write_report
 from repl_rl.runs.report.report_data import build_detail, find_error_class, shorten_text
 from repl_rl.runs.store import build_transitions, write_step
 from repl_rl.trajectory.console_text import TEXT_CHARS
 from repl_rl.trajectory.trajectory import Execution, LineStatus, Observed, Sampled
 from tests.support.processes import wait_for
+from tests.support.reports import data_of, pick, served, size, text, unpacked
 from tests.support.run_folders import HOSTILE, TOKENS, TRACE, calling, credit, line, rollout, run_folder
-
-
-def unpacked(text: str) -> object:
-    found: object = json.loads(gzip.decompress(base64.b64decode(text)))
-    return found
-
-
-def pick(value: object, *path: str | int) -> object:
-    """The value at a path of keys and indices."""
-    for key in path:
-        if isinstance(value, list) and isinstance(key, int):
-            value = value[key]
-        else:
-            assert isinstance(value, dict)
-            value = value[key]
-    return value
-
-
-def size(value: object) -> int:
-    assert isinstance(value, list)
-    return len(value)
-
-
-def data_of(html: str) -> dict[str, object]:
-    found = re.search(r'<script id="data" type="text/plain">([A-Za-z0-9+/=]*)</script>', html)
-    assert found is not None
-    value = unpacked(found[1])
-    assert isinstance(value, dict)
-    return value
 
 
 def test_the_page_carries_all_that_the_folder_has(tmp_path: Path) -> None:
@@ -209,27 +176,12 @@ def test_view_writes_the_report_and_prints_its_address(tmp_path: Path, capsys: p
     assert main(["view", str(run), "--port", "1"]) == 2
 
 
-@contextmanager
-def served(run: Path) -> Iterator[ReportServer]:
-    with ReportServer(run) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
-
-
 def status(address: str, **headers: str) -> int:
     try:
         with urllib.request.urlopen(urllib.request.Request(address, headers=headers)) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
-
-
-def text(address: str) -> str:
-    with urllib.request.urlopen(address) as answer:
-        return str(answer.read().decode())
 
 
 def test_the_server_listens_on_loopback_and_answers_only_who_knows_the_token(tmp_path: Path) -> None:

@@ -36,8 +36,8 @@ from repl_rl.trainer.weight_sync import SHARED
 from repl_rl.trajectory.trajectory import Trajectory
 from repl_rl.utils.atomic_files import Json
 from repl_rl.utils.installed_versions import collect_versions
-from tests.e2e.trainer.test_resume import PLAIN, STEPS, TASKS, check_alike, play
 from tests.support.run_folders import rollout
+from tests.support.trainer.resumed_runs import PLAIN, STEPS, TASKS, check_alike, play
 from tests.support.trainer.tiny_policies import SampledSource, tiny_model, tiny_tokenizer
 
 PAGE = os.sysconf("SC_PAGE_SIZE")

@@ -2,6 +2,7 @@
 
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -60,3 +61,11 @@ def _stat(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return []
+
+
+def call_in_new_process(function: Callable[..., None], *arguments: str) -> None:
+    """Call a function of a test module in a process that has nothing of other tests: no threads and no descriptors."""
+    code = f"import sys; from {function.__module__} import {function.__name__} as call; call(*sys.argv[1:])"
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

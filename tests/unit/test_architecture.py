@@ -2,14 +2,11 @@
 
 import ast
 import re
-import subprocess
-import sys
 from collections.abc import Mapping, Set
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-from repl_rl.cli import VERBS
 from scripts.site.architecture import FLOORS, ROOT, imports, room
 
 FLOOR = {room: number for number, floor in enumerate(FLOORS) for room in floor}
@@ -105,45 +102,6 @@ def test_ray_is_imported_in_three_files() -> None:
             if any(name.split(".")[0] == "ray" for name in names):
                 found.add(path.relative_to(ROOT).as_posix())
     assert found == {"ray/actor_calls.py", "ray/connect_cluster.py", "ray/start_local_cluster.py"}
-
-
-def test_import_repl_rl_is_light() -> None:
-    heavy = ("torch", "vllm", "transformers", "trl", "docker", "zmq", "numpy", "ray", "fastapi", "pydantic")
-    code = f"import repl_rl, sys; print([m for m in {heavy!r} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-def test_verbs_that_train_nothing_answer_a_mistake_before_they_import_torch() -> None:
-    verbs = ", ".join(f"repl_rl.cli.{verb}" for verb in sorted(set(VERBS) - {"train", "bench"}))
-    code = f"import sys, {verbs}; print([m for m in ('torch', 'trl', 'vllm', 'ray', 'sympy') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-def test_the_training_verb_answers_a_mistake_before_it_imports_trl_or_a_model() -> None:
-    heavy = ("trl", "peft", "transformers.trainer", "transformers.modeling_utils", "datasets", "vllm", "matplotlib")
-    code = f"import sys, repl_rl.cli.train; print([m for m in {heavy!r} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-def test_verbs_need_no_package_of_an_extra() -> None:
-    verbs = ", ".join(f"repl_rl.cli.{verb}" for verb in sorted(set(VERBS) - {"bench"}))
-    extras = (
-        "anywidget",
-        "fastapi",
-        "jupyter_kernel_client",
-        "peft",
-        "ray",
-        "starlette",
-        "uvicorn",
-        "verifiers",
-        "vllm",
-    )
-    code = f"import sys; sys.modules.update(dict.fromkeys({extras!r})); import {verbs}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 def test_every_public_name_can_be_imported() -> None:

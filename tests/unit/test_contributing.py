@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from types import ModuleType
 
-from tests.integration.test_evaluation import play
+from tests.support.played_lines import play
 
 ROOT = Path(__file__).parents[2]
 STEPS = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("## First task")[1].split("\n## ")[0]

@@ -6,8 +6,6 @@ import dataclasses
 import importlib
 import inspect
 import pickle
-import shutil
-import subprocess
 import sys
 import warnings
 from abc import ABC, abstractmethod
@@ -21,7 +19,6 @@ from typing import Protocol, runtime_checkable
 import pytest
 
 import repl_rl
-from repl_rl import deprecations
 from repl_rl.deprecations import (
     REMOVED_IN,
     OldNameWarning,
@@ -775,56 +772,6 @@ def test_a_row_with_both_keys_keeps_the_value_of_the_new_one() -> None:
 
 
 # Type checkers.
-
-CHECKED = """
-from dataclasses import dataclass
-
-from repl_rl import aged
-from repl_rl.deprecations import deprecated_keywords, deprecated_members
-
-
-@deprecated_keywords(cut="truncated")
-@deprecated_members(cut="truncated")
-@dataclass(frozen=True, slots=True)
-class Observed:
-    truncated: bool
-
-
-@deprecated_keywords(tell="warn")
-def save(warn: str) -> int:
-    return len(warn)
-
-
-new: bool = Observed(truncated=True).truncated
-length: int = save(warn="a") + aged.new
-Observed(cut=True)
-Observed(True).cut
-save(tell="a")
-aged.old
-"""
-
-
-def test_type_checkers_see_the_new_names_only(tmp_path: Path) -> None:
-    package = tmp_path / "repl_rl"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    for module in ("deprecations", "errors"):  # alone: the checker need not read the rest of the package
-        shutil.copy(Path(deprecations.__file__).with_name(f"{module}.py"), package)
-    (package / "aged.py").write_text(
-        "from repl_rl.deprecations import module_getattr\n"
-        "new = 1\n"
-        "globals()['__getattr__'] = module_getattr(__name__, {'old': 'new'})\n"
-    )
-    (tmp_path / "mine.py").write_text(CHECKED)
-    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--cache-dir", "cache", "mine.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    wrong = [line.split(" error: ")[1] for line in done.stdout.splitlines() if " error: " in line]
-    assert wrong == [
-        'Unexpected keyword argument "cut" for "Observed"  [call-arg]',
-        '"Observed" has no attribute "cut"  [attr-defined]',
-        'Unexpected keyword argument "tell" for "save"  [call-arg]',
-        'Module has no attribute "old"  [attr-defined]',
-    ], done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

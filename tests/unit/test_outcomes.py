@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from repl_rl.credit.credited_trajectory import CreditedTrajectory
 from repl_rl.errors import ConfigError, InvariantError, UserCodeError
-from repl_rl.judges import GroupJudge, apply_group_judges, check_judges, grade_answer, grade_async, load_group_judges
+from repl_rl.judges import GroupJudge, apply_group_judges, check_judges, load_group_judges
 from repl_rl.rollout import ReplSampler, Rollouts, RolloutSampler
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout_config import RolloutConfig
@@ -128,9 +128,6 @@ def test_parts_and_grade_are_stored_and_read_again() -> None:
 # Judges with weights.
 
 
-LENGTH, LINES = "tests.support.user_judges:length", "tests.support.user_judges:lines"
-
-
 def test_judges_are_written_as_a_sum_of_weights_times_names() -> None:
     assert parse_weighted_judges("exact") == (WeightedJudge("exact"),)
     assert parse_weighted_judges("numeric + 0.2*my:format + -1e-3*my:other") == (
@@ -156,24 +153,6 @@ def test_the_judges_of_a_run_stand_in_place_of_a_tasks_own_which_task_stands_for
         "0.5*exact + my:f", "0.5*numeric + regex + my:f",
     ]  # fmt: skip
     assert set_judges("", tasks) == tuple(tasks)
-
-
-def test_several_judges_add_up_and_the_first_says_whether_it_is_solved() -> None:
-    task = replace(TASK, judge=f"0.5*exact + 0.25*{LENGTH}")
-    right, wrong = played(RIGHT, task=task), played(WRONG, task=task)
-    assert [(part.name, part.value) for part in right.outcomes] == [("exact", 0.5), (LENGTH, 0.5)]
-    assert (right.outcome, right.solved) == (1.0, True)
-    assert (wrong.outcome, wrong.solved) == (0.5, False)
-    assert grade_answer(task, "42") == 1.0
-
-
-def test_a_judge_with_a_third_parameter_sees_the_rollout_and_the_tasks_other_fields_even_without_an_answer() -> None:
-    task = replace(TASK, judge=f"exact + {LINES}", fields={"each": 0.25})
-    t = played(["x = 1\n", "exit()\n"], task=task)
-    assert (t.answer, t.outcome, t.grade) == (None, 0.5, 0.0)
-    assert asyncio.run(grade_async(task, "42", None, t)) == 1.5
-    with pytest.raises(ConfigError, match="it needs the rollout, which is missing"):
-        grade_answer(task, "42")
 
 
 # Judges of groups.

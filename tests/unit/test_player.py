@@ -11,7 +11,7 @@ from repl_rl.credit.credited_trajectory import CreditedTrajectory
 from repl_rl.rollout import SyncRollouts
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.runs.trajectory_player import LiveReplay, TrajectoryPlayer
-from tests.integration.test_report import pick, size, unpacked
+from tests.support.reports import pick, size, unpacked
 from tests.support.run_folders import HOSTILE, rollout, run_folder
 from tests.support.scripted_rollouts import TASK, world
 
@@ -72,28 +72,6 @@ def test_the_policy_goes_on_from_there_and_the_line_has_a_value(live: LiveReplay
 def test_a_page_may_send_anything(live: LiveReplay, message: dict[str, object], part: str) -> None:
     asked = {"kind": "type", "text": "1", "at": 0, "line": 1, "count": 1, "fresh": True} | message
     assert part in str(live.handle_message(asked)["error"])
-
-
-def test_without_a_policy_nothing_is_branched() -> None:
-    (t,) = asyncio.run(world(LINES).collect([TASK]))
-    live = LiveReplay([CreditedTrajectory(t)], RolloutConfig(sandbox="unsafe"), None, [])
-    assert pick(ask(live, "type", text="x"), "steps", 0, "shown") == "6\n>>> "
-    assert "SyncRollouts" in str(ask(live, "branch", count=1)["error"])
-    live.close()
-
-
-def children() -> set[str]:
-    return {pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
-
-
-def test_a_sandbox_in_which_nothing_could_be_rebuilt_is_let_go_too() -> None:
-    (t,) = asyncio.run(world(LINES).collect([TASK]))
-    before = children()
-    live = LiveReplay([CreditedTrajectory(t)], RolloutConfig(sandbox="unsafe"), None, [])
-    assert "give 0 to 3" in str(ask(live, "type", line=9)["error"])
-    assert children() - before
-    live.close()
-    assert not children() - before
 
 
 def test_the_player_takes_a_run_a_store_or_trajectories(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Code of the user by name: one way to find it, and to say why it cannot be had, whatever it is for."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,11 +38,3 @@ def test_what_a_module_raises_while_it_is_imported_is_its_users(
 def test_what_cannot_be_called_is_no_function(thing: str) -> None:
     with pytest.raises(ConfigError, match=f"{thing} is 'math:pi'; it is not a function"):
         USERS[thing]("math:pi")
-
-
-def test_a_program_finds_modules_in_the_folder_that_one_works_in_and_hides_none_by_them(tmp_path: Path) -> None:
-    (tmp_path / "their_local_module.py").write_text("here = True\n")
-    (tmp_path / "colorsys.py").write_text("1/0\n")
-    code = "from repl_rl.settings.component_registry import import_attribute; import colorsys"
-    code += "; assert import_attribute('thing', 'their_local_module:here')"
-    subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, check=True)

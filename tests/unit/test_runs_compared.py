@@ -9,7 +9,7 @@ import pytest
 from repl_rl.cli import main
 from repl_rl.cli.runs import find_setting_differences
 from repl_rl.runs.report import build_comparison
-from tests.integration.test_report import data_of, pick
+from tests.support.reports import data_of, pick
 from tests.support.run_folders import HOSTILE, run_folder
 
 FIRST = 'model = "a"\nname = "one"\nengine = "vllm"\n[trainer]\nsteps = 3\nreport_to = ["trackio"]\n'

@@ -14,8 +14,6 @@ from repl_rl.judges import GroupJudge
 from repl_rl.rollout import ReplSampler, Rollouts
 from repl_rl.tasks import Task
 from repl_rl.trajectory.trajectory import Trajectory
-from tests.integration.ray.test_training import CONFIG, STEPS, Trained
-from tests.integration.ray.test_training import whole as whole
 from tests.support.processes import wait_for
 from tests.support.ray.memory_cluster import (
     IDS,
@@ -30,6 +28,8 @@ from tests.support.ray.memory_cluster import (
 )
 from tests.support.ray.paused_workers import Halting, halt, halted, hurry, let_go, slow, turns, until
 from tests.support.ray.scripted_workers import WeighedEngine, rollouts
+from tests.support.ray.training_process import CONFIG, STEPS, Trained
+from tests.support.ray.training_process import whole as whole
 from tests.support.strip_timings import untimed
 
 AHEAD = replace(CONFIG, max_staleness_steps=2)

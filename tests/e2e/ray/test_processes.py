@@ -11,8 +11,8 @@ from repl_rl.errors import InvariantError
 from repl_rl.rollout import SyncRollouts
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.trainer.train_setup import FollowerRolloutClient, open_rollout_client
-from tests.e2e.trainer.test_processes import launch
 from tests.support.ray.memory_cluster import TASKS, here
+from tests.support.trainer.launch import launch
 
 
 @pytest.mark.heavy

@@ -39,17 +39,8 @@ from repl_rl.sandbox.docker import (
     validate_hardening,
 )
 from repl_rl.utils.package_data import find_asset
+from tests.support.sandbox.docker import needs_docker
 from tests.support.sandbox.environments import NOBODY
-
-
-def _missing() -> str:
-    found = subprocess.run(
-        ["sh", "-c", f"docker image inspect {get_default_image()}"], capture_output=True, check=False
-    )
-    return "" if found.returncode == 0 else "no Docker daemon with the sandbox image; .ci/run makes both"
-
-
-needs_docker = pytest.mark.skipif(bool(_missing()), reason=_missing())
 
 
 def _docker(*words: str) -> str:

@@ -19,7 +19,7 @@ import pytest
 
 from repl_rl.sandbox import Limits, Sandbox, open_sandbox
 from repl_rl.trajectory.trajectory import LineStatus
-from tests.support.processes import wait_for
+from tests.support.processes import call_in_new_process, wait_for
 
 ROOT = Path(__file__).parents[3]
 LIMITS = replace(Limits(), line_timeout_s=2.0, interrupt_grace_s=0.2)
@@ -55,7 +55,7 @@ def _held() -> Counter[tuple[str, object]]:
 
 
 def _assert_nothing_left(before: Counter[tuple[str, object]]) -> None:
-    """Poll: threads of engines and clients that earlier tests opened hold a descriptor now and then."""
+    """Poll: what the kernel and threads give back, they give back a little later."""
     with contextlib.suppress(AssertionError):
         wait_for(lambda: not _held() - before, None, 10)
     assert _held() - before == Counter()
@@ -141,19 +141,20 @@ def _sessions(count: int) -> None:
 
 @pytest.mark.heavy
 def test_sessions_a_fifth_of_them_hostile_leave_nothing_behind() -> None:
+    call_in_new_process(_compare_sessions, "60")
+
+
+def _compare_sessions(count: str) -> None:
     _sessions(2)  # whatever the first use of a library opens for good
     before = _held()
-    _sessions(60)
+    _sessions(int(count))
     _assert_nothing_left(before)
 
 
 @pytest.mark.heavy
 @pytest.mark.timeout(900)
 def test_two_thousand_sessions_leave_nothing_behind() -> None:
-    _sessions(2)
-    before = _held()
-    _sessions(2000)
-    _assert_nothing_left(before)
+    call_in_new_process(_compare_sessions, "2000")
 
 
 _HOST = """
@@ -177,6 +178,10 @@ asyncio.run(main(sys.argv[1]))
 
 @pytest.mark.parametrize("kind", ["local", "unsafe"])
 def test_a_host_that_is_killed_takes_everything_with_it(kind: str) -> None:
+    call_in_new_process(_kill_host, kind)
+
+
+def _kill_host(kind: str) -> None:
     before = _held()
     host = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(_HOST), kind], stdout=subprocess.PIPE, cwd=ROOT, text=True
@@ -192,6 +197,10 @@ def test_a_host_that_is_killed_takes_everything_with_it(kind: str) -> None:
 
 
 def test_a_cancelled_rollout_leaves_nothing_behind() -> None:
+    call_in_new_process(_cancel_rollouts)
+
+
+def _cancel_rollouts() -> None:
     async def main() -> None:
         async with open_sandbox("local", limits=LIMITS, warm=1) as sandbox:
 

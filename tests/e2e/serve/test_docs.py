@@ -13,8 +13,8 @@ from repl_rl.cli import main
 from repl_rl.serve.http_errors import PATIENCE_S
 from repl_rl.serve.openai_requests import NEUTRAL, ReplOptions
 from repl_rl.utils.package_data import find_asset
-from tests.e2e.serve.test_end import program
 from tests.support.documents import PAGES, blocks, commands
+from tests.support.serve.raw_requests import program
 
 PAGE = PAGES["docs/serve.md"]
 SERVERS = [command for command in commands() if command.startswith("repl-rl serve")]

@@ -13,17 +13,11 @@ from safetensors.torch import load_file
 from repl_rl.runs.store import read_trajectories
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.plugins.checkpoint import find_newest_state
-from repl_rl.trajectory.trajectory import Sampled, Trajectory
-from tests.e2e.trainer.test_ahead import CONFIG, EarlySource, Stopped, play
-from tests.e2e.trainer.test_resume import check_killed, check_killed_often, rows, same
+from repl_rl.trajectory.trajectory import Trajectory
 from tests.support.strip_timings import untimed
+from tests.support.trainer.ahead_runs import CONFIG, EarlySource, Stopped, play
+from tests.support.trainer.resumed_runs import AGED, CLOCKED, ageless, check_killed, check_killed_often, rows, same
 from tests.support.trainer.tiny_policies import tiny_model
-
-CLOCKED = {"trainer_idle", "sampler_idle"}
-"""Figures that a clock says."""
-AGED = {"staleness_mean", "staleness_max", "fresh_share", "logprob_gap_mean", "logprob_gap_max",
-        "logprob_gap_after_observation", "logprob_gap_elsewhere"}  # fmt: skip
-"""Figures that say which weights wrote which line, or are of the lines that those of now wrote."""
 
 
 class Halted(EarlySource):
@@ -60,15 +54,6 @@ def rollouts(run: Path, aged: bool) -> list[Trajectory]:
     """Those that were learned from; `aged`: whichever weights wrote their lines."""
     told = untimed(read_trajectories(run / "trajectories"))
     return list(map(ageless, told)) if aged else told
-
-
-def ageless(t: Trajectory) -> Trajectory:
-    """Without what says which weights wrote which line."""
-    segments = [
-        replace(s, lines=tuple(replace(line, policy_step=0) for line in s.lines)) if isinstance(s, Sampled) else s
-        for s in t.segments
-    ]
-    return replace(t, segments=tuple(segments))
 
 
 def check_alike(run: Path, whole: Path, aged: bool = False) -> None:

@@ -20,8 +20,8 @@ from repl_rl.trainer.checkpoint_schedule import CheckpointSchedule
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.plugins.checkpoint import list_states
 from repl_rl.trainer.train_setup import train
-from tests.e2e.trainer.test_resume import rows, same
 from tests.support.trainer.killed_training import model_folder
+from tests.support.trainer.resumed_runs import rows, same
 
 CONFIG = TrainerConfig(
     steps=3, prompts_per_step=2, group_size=2, warmup_steps=0, importance_sampling="token_truncate(tolerance=100.0)"

@@ -24,7 +24,7 @@ from repl_rl.trainer.plugins.periodic_evaluation import Evaluation
 from repl_rl.trainer.rollout_source import StepRecord
 from repl_rl.trainer.train_loop import run_training
 from repl_rl.trajectory.trajectory import Trajectory
-from tests.e2e.trainer.test_grpo import TASKS
+from tests.support.trainer.grpo_runs import TASKS
 from tests.support.trainer.tiny_policies import SampledSource, tiny_model, tiny_tokenizer
 
 SMALL = TrainerConfig(steps=5, prompts_per_step=2, group_size=3, warmup_steps=0, num_iterations=2)

@@ -8,23 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from datasets import Dataset
 from torch import Tensor
-from transformers import PreTrainedModel, TrainerCallback
 from transformers.modeling_outputs import BaseModelOutput
-from trl import GRPOTrainer
 
 from repl_rl.credit.advantage_estimators import ESTIMATORS, GroupRewards, load_estimator
 from repl_rl.credit.console_state_ids import compute_line_states
 from repl_rl.credit.rewards import CreditConfig, RewardTable, compute_line_rewards
 from repl_rl.errors import ConfigError, InvariantError, WeightSyncError
-from repl_rl.trainer.config import IMPORTANCES, TrainerConfig
+from repl_rl.trainer.config import IMPORTANCES
 from repl_rl.trainer.grpo import ReplGRPOTrainer
 from repl_rl.trainer.grpo_config import grpo_args
-from repl_rl.trainer.logprobs import build_token_columns
-from repl_rl.trainer.rollout_source import RolloutSource
-from repl_rl.trainer.train_loop import build_credit_config
 from repl_rl.trajectory.trajectory import Observed, Sampled, Stop, Trajectory, spread
+from tests.support.trainer.grpo_runs import SMALL, TASKS, make, run, token_gradients, trl_alone
 from tests.support.trainer.tiny_policies import (
     PAD,
     ReplayedSource,
@@ -36,90 +31,6 @@ from tests.support.trainer.tiny_policies import (
     tiny_tokenizer,
     trajectory_of,
 )
-
-TASKS = [f"task {i}" for i in range(8)]
-SMALL = TrainerConfig(
-    steps=3, prompts_per_step=3, group_size=4, warmup_steps=0, estimator="outcome", fast_logprobs=False
-)
-
-
-class Gradients(TrainerCallback):
-    """Keeps the gradients that the optimizer is about to use, and TRL's log."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
-        self.steps: list[dict[str, Tensor]] = []
-        self.logs: list[dict[str, float]] = []
-
-    def on_pre_optimizer_step(self, *args: object, **kwargs: object) -> None:
-        self.steps.append({n: p.grad.clone() for n, p in self.model.named_parameters() if p.grad is not None})
-
-    def on_log(self, *args: object, logs: dict[str, float], **kwargs: object) -> None:
-        self.logs.append(dict(logs))
-
-
-def make(
-    model: PreTrainedModel,
-    source: RolloutSource,
-    config: TrainerConfig,
-    out: Path,
-    tasks: Sequence[str] = TASKS,
-    credit: CreditConfig | None = None,
-) -> ReplGRPOTrainer:
-    weights = out / "weights"
-    weights.mkdir(parents=True, exist_ok=True)
-    return ReplGRPOTrainer(
-        model=model,
-        tokenizer=tiny_tokenizer(),
-        task_ids=tasks,
-        source=source,
-        args=grpo_args(config, out),
-        credit=credit or build_credit_config(config),
-        tolerance=config.compute_logprob_tolerance(),
-        weights=weights,
-        fast=config.fast_logprobs,
-        importance=config.importance_sampling,
-    )
-
-
-def run(trainer: GRPOTrainer) -> Gradients:
-    seen = Gradients(trainer.model)
-    trainer.add_callback(seen)
-    trainer.train()
-    return seen
-
-
-class NoSync:
-    def sync_weights(self) -> None:
-        pass
-
-
-def trl_alone(
-    model: PreTrainedModel, steps: Sequence[Sequence[Trajectory]], config: TrainerConfig, out: Path, corrected: bool
-) -> GRPOTrainer:
-    """TRL's GRPOTrainer with its own rollout and reward hooks, on recorded trajectories."""
-
-    def rollouts(prompts: list[str], trainer: GRPOTrainer) -> dict[str, object]:
-        batch = steps[trainer.state.global_step // config.optimizer_steps_per_step]
-        rows = build_token_columns(batch, PAD)
-        rewards = [t.outcome if t.trainable else None for t in batch]
-        ids = {"prompt_ids": rows.prompt_ids, "completion_ids": rows.completion_ids, "logprobs": rows.logprobs}
-        return {**ids, "env_mask": rows.mask, "reward": rewards}
-
-    def reward_function(reward: list[float | None], **_: object) -> list[float | None]:
-        return reward
-
-    trainer = GRPOTrainer(
-        model=model,
-        reward_funcs=[reward_function],
-        args=grpo_args(config, out),
-        train_dataset=Dataset.from_dict({"prompt": TASKS}),
-        processing_class=tiny_tokenizer(),
-        rollout_func=rollouts,
-    )
-    if corrected:
-        trainer.use_vllm, trainer.vllm_generation, trainer._last_loaded_step = True, NoSync(), -1
-    return trainer
 
 
 @pytest.mark.parametrize("loss", ["dapo", "grpo", "dr_grpo", "cispo"])
@@ -268,27 +179,6 @@ def similar(ids: list[int], full: tuple[int, ...]) -> bool:
     while ids and ids[-1] == PAD:
         ids = ids[:-1]
     return len(ids) >= 4 and full[: len(ids)] == tuple(ids)
-
-
-def token_gradients(group: Sequence[Trajectory], config: TrainerConfig, out: Path) -> tuple[Tensor, Tensor]:
-    """d loss / d log probability of each token of a group's rollouts, and their advantages, both (B, T).
-
-    The model is left out: every token has log probability -1, whatever its context.
-    """
-    config = replace(config, steps=1, prompts_per_step=1, group_size=len(group), fast_logprobs=False)
-    trainer = make(tiny_model(), ReplayedSource([group]), config, out, [group[0].task_id])
-    free = torch.full((len(group), max(len(t.completion_ids) for t in group)), -1.0, requires_grad=True)
-
-    def same_logits(*_: object, **__: object) -> tuple[Tensor, Tensor, None]:
-        rows = torch.arange(len(group)) if trainer._rows is None else trainer._rows
-        return free[rows], torch.zeros_like(free), None
-
-    trainer.__dict__["_get_per_token_logps_and_entropies"] = same_logits
-    batch = trainer._prepare_inputs([{"prompt": group[0].task_id}] * len(group))
-    trainer.current_gradient_accumulation_steps = 1
-    torch.autograd.backward(trainer._compute_loss(trainer.model, batch))
-    assert free.grad is not None
-    return free.grad, trainer.train_batch.advantages
 
 
 def group_of(skeletons: Sequence[Skeleton]) -> list[Trajectory]:

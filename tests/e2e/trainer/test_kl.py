@@ -15,7 +15,7 @@ from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.plugins.lora import add_adapters
 from repl_rl.trainer.train_loop import run_training
 from repl_rl.trajectory.trajectory import Trajectory
-from tests.e2e.trainer.test_grpo import TASKS, make, run
+from tests.support.trainer.grpo_runs import TASKS, make, run
 from tests.support.trainer.tiny_policies import (
     VOCAB,
     ReplayedSource,

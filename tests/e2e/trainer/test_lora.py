@@ -17,8 +17,7 @@ from repl_rl.trainer.optional_packages import require_peft
 from repl_rl.trainer.plugins.lora import add_adapters, merge_adapter_state
 from repl_rl.trainer.rollout_source import StepRecord
 from repl_rl.trainer.train_loop import run_training
-from tests.e2e.trainer.test_grpo import TASKS
-from tests.integration.trainer.test_loop import ignore
+from tests.support.trainer.grpo_runs import TASKS, ignore
 from tests.support.trainer.tiny_policies import SampledSource, tiny_model, tiny_tokenizer
 
 CONFIG = TrainerConfig(

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from repl_rl.trainer.plugins.checkpoint import find_newest_state
-from tests.e2e.trainer.test_processes import launch
+from tests.support.trainer.launch import launch
 from tests.support.trainer.tiny_policies import tiny_model
 
 SMOOTH = "adamw_torch(eps=0.01)"

@@ -20,8 +20,7 @@ from repl_rl.rollout_config import RolloutConfig
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.train_loop import load_model, run_training
 from repl_rl.trainer.train_setup import adapt_to_trainer, train
-from tests.e2e.trainer.test_grpo import TASKS, make, run
-from tests.integration.trainer.test_loop import ignore
+from tests.support.trainer.grpo_runs import TASKS, ignore, make, run
 from tests.support.trainer.tiny_policies import ReplayedSource, SampledSource, tiny_model, tiny_tokenizer
 
 LOW = TrainerConfig(steps=1, prompts_per_step=2, group_size=3, warmup_steps=0, dtype="bfloat16")

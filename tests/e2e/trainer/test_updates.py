@@ -15,7 +15,7 @@ from repl_rl.trainer.grpo_config import grpo_args
 from repl_rl.trainer.rollout_source import StepRecord
 from repl_rl.trainer.train_loop import run_training
 from repl_rl.trajectory.trajectory import Trajectory
-from tests.e2e.trainer.test_grpo import SMALL, TASKS, make, run, trl_alone
+from tests.support.trainer.grpo_runs import SMALL, TASKS, make, run, trl_alone
 from tests.support.trainer.tiny_policies import ReplayedSource, SampledSource, tiny_model, tiny_tokenizer
 
 MANY = replace(SMALL, steps=2, num_iterations=2, num_mini_batches=2, learning_rate=3e-3)

@@ -19,8 +19,8 @@ from repl_rl.rollout_config import RolloutConfig
 from repl_rl.trainer import config as choices
 from repl_rl.trainer import grpo_config
 from repl_rl.trainer.config import TrainerConfig
-from tests.e2e.trainer.test_grpo import make, run
 from tests.support import documents
+from tests.support.trainer.grpo_runs import make, run
 from tests.support.trainer.tiny_policies import SampledSource, tiny_model
 
 DEFAULT = TrainerConfig(steps=1, prompts_per_step=3, group_size=4, warmup_steps=0)

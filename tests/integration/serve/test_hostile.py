@@ -22,9 +22,9 @@ from repl_rl.engine import ScriptedEngine
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.serve.http_server import LimitedConnection, compute_max_connections, raise_file_limit
 from repl_rl.serve.openai_requests import ChatCompletionRequest, CompletionRequest
-from tests.e2e.serve.test_end import everything, freed, request, sent
 from tests.integration.serve.test_refusals import error
 from tests.support.serve.http_server import LIMIT_S, MODEL, SENT_BYTES, Server, Stuck, ask, question, scripted, served
+from tests.support.serve.raw_requests import everything, freed, request, sent
 
 PATIENCE_S = 1
 """Of the servers here, so that nobody waits for long."""

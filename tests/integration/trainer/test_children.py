@@ -13,7 +13,7 @@ import torch
 from repl_rl.errors import WeightSyncError
 from repl_rl.trainer.grpo import compute_line_credits
 from repl_rl.trajectory.trajectory import Alternative, HostCall, Sampled, Trajectory, spread
-from tests.e2e.trainer.test_grpo import SMALL, TASKS, make, run
+from tests.support.trainer.grpo_runs import SMALL, TASKS, make, run
 from tests.support.trainer.tiny_policies import ReplayedSource, SampledSource, tiny_model
 
 CONFIG = replace(SMALL, steps=1, estimator="two_stream", per_device_batch_size=4)

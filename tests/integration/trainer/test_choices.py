@@ -17,7 +17,7 @@ from repl_rl.settings.old_run_settings import modern
 from repl_rl.trainer import config as choices
 from repl_rl.trainer.config import KLS, LOSSES, OPTIMIZERS, SCHEDULES, TrainerConfig
 from repl_rl.trainer.grpo_config import grpo_args
-from tests.e2e.trainer.test_grpo import SMALL, make, run
+from tests.support.trainer.grpo_runs import SMALL, make, run
 from tests.support.trainer.tiny_policies import SampledSource, tiny_model
 
 PLAIN = TrainerConfig(steps=10, warmup_steps=2)

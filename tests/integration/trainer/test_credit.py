@@ -10,7 +10,7 @@ from repl_rl.credit.credit_metrics import compute_length_metrics
 from repl_rl.credit.rewards import GroupEntry
 from repl_rl.errors import InvariantError
 from repl_rl.trajectory.trajectory import Group, Prompt
-from tests.e2e.trainer.test_grpo import SMALL, make, run
+from tests.support.trainer.grpo_runs import SMALL, make, run
 from tests.support.trainer.tiny_policies import ReplayedSource, prompt_of, tiny_model, trajectory_of
 
 

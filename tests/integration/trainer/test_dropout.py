@@ -17,7 +17,7 @@ from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.config_checks import validate_model
 from repl_rl.trainer.train_loop import run_training
 from repl_rl.utils.package_data import find_asset
-from tests.e2e.test_finetune import RECOVERED, RENDERER, RIGHT
+from tests.support.finetuning import RECOVERED, RENDERER, RIGHT
 from tests.support.trainer.tiny_policies import SampledSource, tiny_model, tiny_tokenizer
 
 TASKS = [f"task {i}" for i in range(8)]

@@ -15,7 +15,7 @@ from repl_rl.credit.advantage_estimators import ESTIMATORS
 from repl_rl.credit.console_state_ids import compute_line_states
 from repl_rl.credit.rewards import NO_SHAPING
 from repl_rl.trajectory.trajectory import NamedReward, Observed, Sampled, Segment, Trajectory
-from tests.e2e.trainer.test_grpo import SMALL, token_gradients
+from tests.support.trainer.grpo_runs import SMALL, token_gradients
 from tests.support.trainer.tiny_policies import draw, prompt_of, trajectory_of
 
 Place = tuple[int, int]

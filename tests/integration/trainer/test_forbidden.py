@@ -18,8 +18,7 @@ from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.forward_pass import compute_logprobs, install_scoring_forward
 from repl_rl.trainer.rollout_source import StepRecord
 from repl_rl.trainer.train_loop import run_training
-from tests.e2e.trainer.test_grpo import Gradients, make
-from tests.integration.trainer.test_scoring import batch
+from tests.support.trainer.grpo_runs import Gradients, batch, make
 from tests.support.trainer.tiny_policies import VOCAB, SampledSource, tiny_model, tiny_tokenizer
 
 TASKS = [f"task {i}" for i in range(8)]

@@ -1,7 +1,7 @@
 """Groups of a step: others in the place of those that teach nothing, never a part of one."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,33 +16,9 @@ from repl_rl.trainer.dynamic_sampling import GroupSampler, has_zero_variance
 from repl_rl.trainer.rollout_source import StepRecord
 from repl_rl.trainer.train_loop import run_training
 from repl_rl.trajectory.trajectory import NamedReward, Trajectory
-from tests.e2e.trainer.test_processes import launch
-from tests.support.trainer.tiny_policies import SampledSource, prompt_of, tiny_model, tiny_tokenizer, trajectory_of
-
-IDS = [f"task {n}" for n in range(12)]
-Outcome = Callable[[str, int], float | None]
-
-
-def played(task_id: str, number: int, outcome: float | None, step: int = 0) -> Trajectory:
-    t = trajectory_of(prompt_of(task_id), [((9, 2), (7,))], [-1.0] * 3, number, step, fault=outcome is None)
-    return t if outcome is None else replace(t, outcome=outcome)
-
-
-class Told:
-    """Gives rollouts whose outcome is said by their task and their number in the call; None: it failed."""
-
-    forbidden_ids = frozenset[int]()
-
-    def __init__(self, outcome: Outcome) -> None:
-        self.outcome = outcome
-        self.asked: list[list[str]] = []
-
-    def load_weights(self, folder: Path, policy_step: int) -> None:
-        pass
-
-    def collect(self, task_ids: Sequence[str], policy_step: int) -> list[Trajectory]:
-        self.asked.append(list(task_ids))
-        return [played(task, n, self.outcome(task, n), policy_step) for n, task in enumerate(task_ids)]
+from tests.support.trainer.group_process import IDS, Told
+from tests.support.trainer.launch import launch
+from tests.support.trainer.tiny_policies import SampledSource, tiny_model, tiny_tokenizer
 
 
 def mixed(task: str, number: int) -> float:

@@ -24,15 +24,12 @@ from repl_rl.trainer.rollout_source import StepRecord
 from repl_rl.trainer.train_loop import run_training
 from repl_rl.trainer.weight_sync import open_weights_folder, save_weights
 from repl_rl.trajectory.trajectory import Trajectory
+from tests.support.trainer.grpo_runs import ignore
 from tests.support.trainer.tiny_policies import SampledSource, tiny_model, tiny_tokenizer
 
 TASKS = [f"task {i}" for i in range(6)]
 SMALL = TrainerConfig(steps=2, prompts_per_step=2, group_size=3, warmup_steps=0, estimator="outcome")
 SHARED = Path("/dev/shm")
-
-
-def ignore(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
-    pass
 
 
 def test_every_step_reports_its_record_and_its_own_trajectories(tmp_path: Path) -> None:

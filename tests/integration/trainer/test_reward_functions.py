@@ -14,7 +14,7 @@ from repl_rl.credit.rewards import CreditConfig, Potential, WeightedReward
 from repl_rl.errors import UserCodeError
 from repl_rl.trainer.train_loop import build_credit_config
 from repl_rl.trajectory.trajectory import Trajectory
-from tests.e2e.trainer.test_grpo import SMALL, make, run
+from tests.support.trainer.grpo_runs import SMALL, make, run
 from tests.support.trainer.tiny_policies import SampledSource, tiny_model
 
 CONFIG = replace(SMALL, estimator="two_stream", fast_logprobs=True)

@@ -16,24 +16,10 @@ from repl_rl.trainer.forward_pass import (
     compute_logprobs,
     install_scoring_forward,
 )
-from tests.support.trainer.tiny_policies import PAD, VOCAB, tiny_model
+from tests.support.trainer.grpo_runs import batch
+from tests.support.trainer.tiny_policies import tiny_model
 
 PLAIN = tiny_model()
-
-
-def batch(lengths: list[tuple[int, int]], seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """ids, attention and sampled flags of rows with these lengths of prompt and completion, padded as TRL pads."""
-    generator = torch.Generator().manual_seed(seed)
-    before, after = (max(column) for column in zip(*lengths, strict=True))
-    ids = torch.full((len(lengths), before + after), PAD)
-    sampled = torch.zeros(len(lengths), after, dtype=torch.bool)
-    attention = torch.zeros_like(ids)
-    for b, (prompt, completion) in enumerate(lengths):
-        row = torch.randint(3, VOCAB, (prompt + completion,), generator=generator)
-        ids[b, before - prompt : before + completion] = row
-        attention[b, before - prompt : before + completion] = 1
-        sampled[b, :completion] = torch.rand(completion, generator=generator) < 0.5
-    return ids, attention, sampled
 
 
 def brute(model: PreTrainedModel, ids: Tensor, attention: Tensor, sampled: Tensor) -> Tensor:

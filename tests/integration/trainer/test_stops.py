@@ -15,7 +15,7 @@ from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.rollout_source import StepRecord
 from repl_rl.trainer.train_loop import run_training
 from repl_rl.trajectory.trajectory import NamedReward, Stop, Trajectory
-from tests.e2e.trainer.test_grpo import SMALL, TASKS, token_gradients
+from tests.support.trainer.grpo_runs import SMALL, TASKS, token_gradients
 from tests.support.trainer.tiny_policies import (
     SampledSource,
     Skeleton,

@@ -15,9 +15,9 @@ from repl_rl.rollout import ReplSampler, Rollouts
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.sandbox.inprocess import InProcessSandbox
 from repl_rl.trainer.config import TrainerConfig
-from tests.e2e.trainer.test_grpo import make, run
 from tests.support.documents import PAGES
 from tests.support.scripted_rollouts import RENDERER, TASK
+from tests.support.trainer.grpo_runs import make, run
 from tests.support.trainer.tiny_policies import ReplayedSource, tiny_model
 
 PACKAGE = Path(repl_rl.__file__).parent

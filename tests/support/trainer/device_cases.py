@@ -22,10 +22,8 @@ from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.logprobs import LogprobScorer, ScoringBatch
 from repl_rl.trainer.plugins.prefix_sharing import PrefixSharing
 from repl_rl.trainer.train_loop import run_training
-from tests.e2e.trainer.test_grpo import TASKS
-from tests.integration.trainer.test_loop import ignore
-from tests.integration.trainer.test_scoring import batch
 from tests.support.fake_gpu import NAME, pretending
+from tests.support.trainer.grpo_runs import TASKS, batch, ignore
 from tests.support.trainer.prefix_trees import TaskTextSource, forest, padded
 from tests.support.trainer.tiny_policies import SampledSource, tiny_model, tiny_tokenizer
 

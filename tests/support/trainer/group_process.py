@@ -3,13 +3,44 @@
 import json
 import os
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from accelerate import Accelerator
 
 from repl_rl.trainer.config import DynamicSamplingOptions
 from repl_rl.trainer.dynamic_sampling import GroupSampler
-from tests.integration.trainer.test_groups import IDS, Told
+from repl_rl.trajectory.trajectory import Trajectory
+from tests.support.trainer.tiny_policies import prompt_of, trajectory_of
+
+IDS = [f"task {n}" for n in range(12)]
+
+
+Outcome = Callable[[str, int], float | None]
+
+
+def played(task_id: str, number: int, outcome: float | None, step: int = 0) -> Trajectory:
+    t = trajectory_of(prompt_of(task_id), [((9, 2), (7,))], [-1.0] * 3, number, step, fault=outcome is None)
+    return t if outcome is None else replace(t, outcome=outcome)
+
+
+class Told:
+    """Gives rollouts whose outcome is said by their task and their number in the call; None: it failed."""
+
+    forbidden_ids = frozenset[int]()
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        self.asked: list[list[str]] = []
+
+    def load_weights(self, folder: Path, policy_step: int) -> None:
+        pass
+
+    def collect(self, task_ids: Sequence[str], policy_step: int) -> list[Trajectory]:
+        self.asked.append(list(task_ids))
+        return [played(task, n, self.outcome(task, n), policy_step) for n, task in enumerate(task_ids)]
+
 
 RANK = int(os.environ.get("RANK", "0"))
 SLOTS = ["task 0", "task 0", "task 1", "task 1", "task 7", "task 7"]

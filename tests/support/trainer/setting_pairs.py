@@ -42,12 +42,11 @@ from repl_rl.settings.argument_parser import parse
 from repl_rl.trainer.plugins.checkpoint import find_difference, find_newest_state
 from repl_rl.trajectory.trajectory import Line
 from repl_rl.utils.package_data import find_asset
-from tests.e2e.trainer.test_ahead_resumed import AGED, CLOCKED, ageless
-from tests.e2e.trainer.test_resume import same
-from tests.e2e.trainer.test_resume import untimed as value_without_times
 from tests.support.kill_at_write import Doom
 from tests.support.strip_timings import untimed as rollouts_without_times
 from tests.support.trainer.killed_training import over, use_one_thread
+from tests.support.trainer.resumed_runs import AGED, CLOCKED, ageless, same
+from tests.support.trainer.resumed_runs import untimed as value_without_times
 
 STEPS = 3
 Words = Sequence[str]

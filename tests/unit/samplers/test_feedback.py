@@ -3,7 +3,6 @@
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -93,17 +92,6 @@ def test_the_outcome_can_be_discounted_by_turns_and_a_right_answer_stays_solved(
     ids = written(renderer, "".join(f"\\boxed{{{turn}}}<|im_end|>" for turn in turns))
     (t,) = asyncio.run(rollouts_of(sampler, [ids], renderer).collect([TASK]))
     assert (t.outcome, t.solved) == (outcome, turns[-1] == "42")
-
-
-def test_a_discount_leaves_what_other_judges_give_as_it_is() -> None:
-    task = replace(TASK, judge="0.5*exact + tests.support.user_judges:length")
-    renderer = chat_renderer()
-    ids = written(renderer, "\\boxed{40}<|im_end|>\\boxed{42}<|im_end|>")
-    (t,) = asyncio.run(rollouts_of(FeedbackSampler(discount=0.5), [ids], renderer).collect([task]))
-    assert [(part.name, part.value) for part in t.outcomes] == [
-        ("exact", 0.5), ("tests.support.user_judges:length", 2.0), ("discount", -0.25),
-    ]  # fmt: skip
-    assert t.solved
 
 
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=8), st.floats(0.1, 1.0))

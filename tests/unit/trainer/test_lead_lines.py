@@ -22,7 +22,7 @@ from repl_rl.trainer.config import FifoWindowOptions
 from repl_rl.trainer.importance_sampling import compute_token_staleness
 from repl_rl.trainer.plugins.async_rollouts import AsyncGroups, FifoWindow, StalenessSchedule
 from repl_rl.trajectory.trajectory import Trajectory
-from tests.e2e.trainer.test_ahead import written_by
+from tests.support.trainer.ahead_runs import written_by
 from tests.support.trainer.tiny_policies import NEWLINE, prompt_of, trajectory_of
 
 TASKS, SIZE, LINES = 2, 2, 4

@@ -1,0 +1,17 @@
+"""Rollouts of given lines."""
+
+import asyncio
+from dataclasses import replace
+
+from repl_rl.evaluation import (
+    TamperingSandbox,
+)
+from repl_rl.trajectory.trajectory import Trajectory
+from tests.support.scripted_rollouts import TASK, world
+
+
+def play(lines: list[str], altered: bool = False) -> list[Trajectory]:
+    rollouts = world(lines)
+    if altered:
+        rollouts = replace(rollouts, sandbox=TamperingSandbox(rollouts.sandbox))
+    return asyncio.run(rollouts.collect([TASK]))
