@@ -49,3 +49,10 @@ def test_verbs_need_no_package_of_an_extra() -> None:
     code = f"import sys; sys.modules.update(dict.fromkeys({extras!r})); import {verbs}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_every_public_name_can_be_imported() -> None:
+    import repl_rl
+
+    for name in repl_rl.__all__:
+        assert getattr(repl_rl, name) is not None

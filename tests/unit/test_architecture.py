@@ -14,10 +14,16 @@ TESTS = Path(__file__).parents[1]
 
 
 @cache
-def syntax(folder: Path) -> list[tuple[Path, str, list[ast.AST]]]:
-    """Every file below a folder with its text and its syntax, read once for all tests."""
-    texts = [(path, path.read_text()) for path in sorted(folder.rglob("*.py"))]
-    return [(path, text, list(ast.walk(ast.parse(text)))) for path, text in texts]
+def texts(folder: Path) -> list[tuple[Path, str]]:
+    """Every file below a folder with its text."""
+    return [(path, path.read_text()) for path in sorted(folder.rglob("*.py"))]
+
+
+@cache
+def syntax(folder: Path, *words: str) -> list[tuple[Path, str, list[ast.AST]]]:
+    """Every file below a folder with its text and its syntax, read once; with `words`, the files that have one of them."""
+    found = [(path, text) for path, text in texts(folder) if not words or any(word in text for word in words)]
+    return [(path, text, list(ast.walk(ast.parse(text)))) for path, text in found]
 
 
 @cache
@@ -104,13 +110,6 @@ def test_ray_is_imported_in_three_files() -> None:
     assert found == {"ray/actor_calls.py", "ray/connect_cluster.py", "ray/start_local_cluster.py"}
 
 
-def test_every_public_name_can_be_imported() -> None:
-    import repl_rl
-
-    for name in repl_rl.__all__:
-        assert getattr(repl_rl, name) is not None
-
-
 def test_no_type_checking_blocks_and_no_explicit_any() -> None:
     for path, _, nodes in syntax(ROOT):
         names = {node.id for node in nodes if isinstance(node, ast.Name)}
@@ -145,6 +144,7 @@ PATCHES = {
     "stdout": "what a terminal shows",
     "find_spec": "a package that is installed cannot be missing otherwise",
     "exchange_names": "a file system that exchanges no names is not at hand",
+    "metadata": "accelerate parses that of PEFT several times in each step of a training",
     "build_token_columns": "which rows an update is made of is in no record of it",
     "_sample_greedy": "vLLM cannot be made to lie",
     "APPLY_S": "a chat template without end is given five seconds of CPU time, which a test would sit out",
@@ -172,10 +172,10 @@ def test_no_test_sleeps() -> None:
     """`asyncio.sleep(0)` only lets the event loop turn. `user_judges.py` is code of a user, which may hang."""
     asleep = [
         f"{path}:{node.lineno}"
-        for path, _, nodes in syntax(TESTS)
+        for path, _, nodes in syntax(TESTS, "sleep")
         for node in nodes
         if isinstance(node, ast.Call)
-        and ast.unparse(node.func).rpartition(".")[2] == "sleep"
+        and getattr(node.func, "attr", getattr(node.func, "id", "")) == "sleep"
         and ast.unparse(node.args[0]) != "0"
         and path.name != "user_judges.py"
     ]
@@ -183,9 +183,10 @@ def test_no_test_sleeps() -> None:
 
 
 def test_tests_patch_no_code_without_a_reason() -> None:
-    assert {name for _, _, nodes in syntax(TESTS) for node in nodes if (name := patched(node))} == set(PATCHES)
+    patching = syntax(TESTS, "setattr", "delattr", "setitem", "delitem", "__dict__")
+    assert {name for _, _, nodes in patching for node in nodes if (name := patched(node))} == set(PATCHES)
 
 
 def test_tests_use_no_mocks() -> None:
-    for path, text, _ in syntax(TESTS):
+    for path, text in texts(TESTS):
         assert not re.search(r"^\s*(from|import) .*\bmock\b", text, re.MULTILINE), path

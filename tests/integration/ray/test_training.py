@@ -8,6 +8,7 @@ import torch
 from tests.support.ray.memory_cluster import MemoryCluster, fleet, hard_times
 from tests.support.ray.scripted_workers import RENDERER
 from tests.support.ray.training_process import CONFIG, STEPS, Trained
+from tests.support.ray.training_process import whole as whole
 from tests.support.trainer.tiny_policies import tiny_model
 
 
