@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from zlib import crc32
 
 import pytest
@@ -61,17 +62,38 @@ def pytest_sessionfinish() -> None:
     gc.unfreeze()
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep one part: of files, by their names, and of the rows of the table of pairs, by their numbers."""
+def _shard(config: pytest.Config) -> tuple[int, int] | None:
+    """Return K and N of `--shard K/N`."""
     if not (wanted := config.getoption("--shard")):
-        return
+        return None
     part, parts = map(int, wanted.split("/"))
     if not 0 <= part < parts:
         raise pytest.UsageError(f"--shard {wanted}: K is 0 to N - 1")
+    return part, parts
+
+
+def _is_shared(file: Path) -> bool:
+    """Return whether the rows of a file's table, not the file, belong to the parts."""
+    return file.name == "test_pairs.py"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file of another part: importing all of them takes a minute."""
+    if (shard := _shard(config)) is None or collection_path.suffix != ".py" or _is_shared(collection_path):
+        return None
+    name = os.path.relpath(collection_path, config.rootpath)
+    return crc32(name.encode()) % shard[1] != shard[0] or None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep one part: of files, by their names, and of the rows of the table of pairs, by their numbers."""
+    if (shard := _shard(config)) is None:
+        return
+    part, parts = shard
 
     def place(item: pytest.Item) -> int:
         parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-        row = parameters.get("row")
+        row = parameters.get("row") if _is_shared(item.path) else None
         return row if isinstance(row, int) else crc32(item.nodeid.partition("::")[0].encode())
 
     left_out = [item for item in items if place(item) % parts != part]

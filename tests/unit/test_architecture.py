@@ -21,7 +21,7 @@ def texts(folder: Path) -> list[tuple[Path, str]]:
 
 @cache
 def syntax(folder: Path, *words: str) -> list[tuple[Path, str, list[ast.AST]]]:
-    """Every file below a folder with its text and its syntax, read once; with `words`, the files that have one of them."""
+    """Every file below a folder with text and syntax, read once; with `words`, the files that have one of them."""
     found = [(path, text) for path, text in texts(folder) if not words or any(word in text for word in words)]
     return [(path, text, list(ast.walk(ast.parse(text)))) for path, text in found]
 
