@@ -46,7 +46,6 @@ OLD_FUNCTIONS = MappingProxyType(
     {
         "repl_rl.credit.advantage_estimators": {
             "first_of_streak": "penalize_first_error",
-            "spared": "two_stream_avoidable_errors",
         },
         "repl_rl.credit.rewards": {"broken": "compute_error_potential"},
     }
@@ -62,7 +61,6 @@ _RENAMED_FIELDS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "importance": "importance_sampling",
             "ahead": "max_staleness_steps",
             "groups": "group_sampling",
-            "fade_steps": "anneal_steps",
             "fast": "fast_logprobs",
             "shared_prefixes": "prefix_sharing",
             "checkpointing": "gradient_checkpointing",
@@ -102,7 +100,6 @@ OLD_MEMBERS = MappingProxyType(
             "bound": "shaping_bound",
             "each": "map_lines",
             "of": "from_rows",
-            "plain": "without_line_rewards",
             "shaping_to_go": "compute_shaping_to_go",
         },
         "repl_rl.credit.advantage_estimators:LineRewards": {"given": "given_reward"},
@@ -315,7 +312,6 @@ OLD_SETTINGS = MappingProxyType(
         "states": "checkpoint",
         "trainer.ahead": "trainer.max_staleness_steps",
         "trainer.checkpointing": "trainer.gradient_checkpointing",
-        "trainer.fade_steps": "trainer.anneal_steps",
         "trainer.fast": "trainer.fast_logprobs",
         "trainer.groups": "trainer.group_sampling",
         "trainer.importance": "trainer.importance_sampling",

@@ -70,7 +70,7 @@ def gradient(model: PreTrainedModel, groups: Groups, credit: CreditConfig) -> Te
     """
 
     def credited(group: Sequence[Trajectory]) -> Advantages:
-        return compute_group_advantages(Group(tuple(build_group_entry(t, credit) for t in group)), credit, 0)
+        return compute_group_advantages(Group(tuple(build_group_entry(t, credit) for t in group)), credit)
 
     batch = batch_of(groups, credited)
     parameters = [p for p in model.parameters() if p.requires_grad]

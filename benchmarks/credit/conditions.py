@@ -1,4 +1,4 @@
-"""Conditions of the experiment: estimators under three reward tables, other penalties for errors, staleness, blocks.
+"""Conditions of the experiment: estimators under two reward tables, other penalties for errors, staleness, blocks.
 
 Stale rollouts are several steps old, under three corrections. Blocks replace lines.
 
@@ -20,10 +20,12 @@ from repl_rl.tasks.generated_tasks import generate
 ESTIMATORS = ("outcome", "process", "two_stream", "return_to_go", "state_anchor")
 PENALTIES = RewardTable()
 """Reward table with a cost for lines in error, and nothing else."""
-SHAPINGS: MappingProxyType[str, RewardTable] = MappingProxyType(
-    {"none": NO_SHAPING, "penalty": PENALTIES, "gated": RewardTable(gated=True, ok=0.1)}
-)
-"""Reward tables by name. `gated` is the penalties, and as much reward for each line that ran, if the rollout solved."""
+SHAPINGS: MappingProxyType[str, RewardTable] = MappingProxyType({"none": NO_SHAPING, "penalty": PENALTIES})
+"""Reward tables by name."""
+REPORTED_SHAPINGS = (*SHAPINGS, "gated")
+"""Reward tables of the published results. `gated` was the penalties, and as much reward for each line that ran, if the
+rollout solved its task. It showed no gain, and repl_rl 0.3 is the last version that has it.
+"""
 BASELINE = "outcome/none"
 Way = Literal["lines", "fenced"]
 """Way of a rollout: line by line in the console, or with code between fences."""
@@ -55,27 +57,26 @@ class Condition:
     ahead: int = 0
     importance: str = "token_truncate"
     """As in `TrainerConfig`, like `ahead`."""
+    removed: bool = False
+    """True if only repl_rl 0.3 and older can train it: it showed no gain, and its results stay published."""
 
 
-MERGED = (
-    Condition("merged_prefixes/none", "merged_prefixes"),
-    Condition("merged_prefixes/penalty", "merged_prefixes", PENALTIES),
-    Condition("merged_states/none", "merged_prefixes(by='states')"),
-    Condition("merged_difference/none", "merged_prefixes(form='difference')"),
+MERGED = tuple(
+    Condition(name, removed=True)
+    for name in ("merged_prefixes/none", "merged_prefixes/penalty", "merged_states/none", "merged_difference/none")
 )
 """Conditions with credit from lines that coincide in several rollouts."""
+
 ERRORS = (
     Condition("errors/syntax", "two_stream", replace(NO_SHAPING, syntax_error=PENALTIES.syntax_error)),
     Condition("errors/exception", "two_stream", replace(NO_SHAPING, exception=PENALTIES.exception)),
     Condition(
         "errors/first",
         AS_GIVEN,
-        line_rewards=(f"repl_rl.credit.advantage_estimators:penalize_first_error={FIXED_PENALTY}",),
+        line_rewards=(f"first_error={FIXED_PENALTY}",),
     ),
-    Condition("errors/spared", "repl_rl.credit.advantage_estimators:two_stream_avoidable_errors", PENALTIES),
-    Condition(
-        "errors/potential", AS_GIVEN, potential=f"repl_rl.credit.rewards:compute_error_potential={FIXED_PENALTY}"
-    ),
+    Condition("errors/spared", removed=True),
+    Condition("errors/potential", AS_GIVEN, potential=f"error_potential={FIXED_PENALTY}"),
 )
 """Other ways to penalize an error, each as much as `two_stream/penalty` for one error.
 
@@ -96,9 +97,13 @@ Fresh rollouts have ratio 1, so for them every correction equals `outcome/none`.
 
 
 def _all() -> tuple[Condition, ...]:
-    cells = ((f"{estimator}/{name}", estimator, table) for estimator in ESTIMATORS for name, table in SHAPINGS.items())
+    cells = (
+        Condition(f"{estimator}/{name}", estimator, SHAPINGS.get(name, NO_SHAPING), removed=name not in SHAPINGS)
+        for estimator in ESTIMATORS
+        for name in REPORTED_SHAPINGS
+    )
     # A cell that equals another one by definition is not played twice.
-    lines = (Condition(name, estimator, table) for name, estimator, table in cells if name not in SAME_AS)
+    lines = (condition for condition in cells if condition.name not in SAME_AS)
     return (*lines, *MERGED, *ERRORS, *AGED, Condition("fenced", way="fenced"))
 
 
@@ -108,13 +113,13 @@ CONDITIONS = _all()
 def effects() -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
     """Return sets of cells and those that they are compared with, pairwise, because single cells differ by little."""
     dense = tuple(estimator for estimator in ESTIMATORS if estimator != "outcome")
-    played = {name: tuple(f"{name}/{s}" for s in SHAPINGS if f"{name}/{s}" not in SAME_AS) for name in dense}
+    played = {name: tuple(f"{name}/{s}" for s in REPORTED_SHAPINGS if f"{name}/{s}" not in SAME_AS) for name in dense}
     shaped = {
         f"{shaping} in place of none": (
             tuple(f"{name}/{shaping}" for name in dense),
             tuple(SAME_AS.get(f"{name}/none", f"{name}/none") for name in dense),
         )
-        for shaping in SHAPINGS
+        for shaping in REPORTED_SHAPINGS
         if shaping != "none"
     }
     against = {f"{name} in place of outcome": (cells, (BASELINE,)) for name, cells in played.items()}
@@ -135,6 +140,19 @@ def conditions(names: Sequence[str] = ()) -> tuple[Condition, ...]:
         if name not in {condition.name for condition in CONDITIONS}:
             raise ConfigError("condition", name, f"choose among {', '.join(c.name for c in CONDITIONS)}")
     return tuple(condition for condition in CONDITIONS if not names or condition.name in names)
+
+
+def refuse_removed(chosen: Sequence[Condition]) -> None:
+    """Refuse conditions that this version cannot train.
+
+    Raises:
+        ConfigError: names the first one, and the others, which can be trained.
+    """
+    for condition in chosen:
+        if condition.removed:
+            others = " ".join(other.name for other in chosen if not other.removed)
+            remedy = f"repl_rl 0.3 is the last version that can train it; leave it out: --conditions {others}"
+            raise ConfigError("condition", condition.name, remedy)
 
 
 Start = Literal["bundled", "failing", "slipping", "shown"]

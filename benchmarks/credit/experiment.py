@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from benchmarks.credit.conditions import SAME_AS, conditions
+from benchmarks.credit.conditions import SAME_AS, conditions, refuse_removed
 from benchmarks.credit.experiment_plan import SPREAD, Power, chosen_rates, earlier_spread, power
 from benchmarks.credit.jobs import TUNING, Job, Players, jobs, play_all, tuning_jobs
 from benchmarks.credit.processes import started
@@ -87,6 +87,7 @@ def run_experiment(
     def play(missing: Sequence[Job]) -> None:
         if not missing:
             return
+        refuse_removed(chosen)
         told = Told(len(missing), tell)
 
         def keep(row: Row) -> None:

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.credit import regime_report as regimes
 from benchmarks.credit import staleness_page as stale
-from benchmarks.credit.conditions import BASELINE, ESTIMATORS, SHAPINGS
+from benchmarks.credit.conditions import BASELINE, ESTIMATORS, REPORTED_SHAPINGS
 from benchmarks.credit.findings import DEFAULT
 from benchmarks.credit.statistics import at_tokens, mean, running_mean
 from benchmarks.generated_blocks import RESULTS, Block, Report, points, share
@@ -76,9 +76,11 @@ def _about(report: Report) -> str:
 def _grid(report: Report, cell: Callable[[Report], str]) -> str:
     """A table of estimators by shapings."""
     found, same = report["figures"]["conditions"], report["same_as"]
-    text = "| |" + "".join(f" {name} |" for name in SHAPINGS) + "\n|---|" + "---|" * len(SHAPINGS) + "\n"
+    text = (
+        "| |" + "".join(f" {name} |" for name in REPORTED_SHAPINGS) + "\n|---|" + "---|" * len(REPORTED_SHAPINGS) + "\n"
+    )
     for estimator in ESTIMATORS:
-        names = [f"{estimator}/{shaping}" for shaping in SHAPINGS]
+        names = [f"{estimator}/{shaping}" for shaping in REPORTED_SHAPINGS]
         if not found.keys() & set(names):
             continue
         cells = (
@@ -86,7 +88,7 @@ def _grid(report: Report, cell: Callable[[Report], str]) -> str:
         )
         text += f"| `{estimator}` |" + "".join(f" {value} |" for value in cells) + "\n"
     if "fenced" in found:
-        text += f"| fenced blocks, `outcome` | {cell(found['fenced'])} |" + " |" * (len(SHAPINGS) - 1) + "\n"
+        text += f"| fenced blocks, `outcome` | {cell(found['fenced'])} |" + " |" * (len(REPORTED_SHAPINGS) - 1) + "\n"
     return text
 
 
@@ -197,7 +199,7 @@ def draw(report: Report, path: Path) -> None:
     FigureCanvasAgg(figure)
     panels = figure.subplots(2, 2, sharex=True, sharey=True).flat
     grid = [round(report["settings"]["tokens"] * n / 80) for n in range(1, 81)]
-    for axes, shaping in zip(panels, (*SHAPINGS, "fenced"), strict=True):
+    for axes, shaping in zip(panels, (*REPORTED_SHAPINGS, "fenced"), strict=True):
         _curve(axes, report, BASELINE, INK, grid)
         if shaping == "fenced":
             _curve(axes, report, "fenced", "#1f78b4", grid)

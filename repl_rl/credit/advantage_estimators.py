@@ -14,10 +14,10 @@ import inspect
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, pairwise
-from statistics import fmean, stdev
+from itertools import accumulate
+from statistics import fmean
 from typing import Annotated, Literal
 
 import torch
@@ -26,6 +26,7 @@ from torch import Tensor
 from repl_rl.deprecations import keeps_old_names
 from repl_rl.errors import ConfigError, UserCodeError
 from repl_rl.settings.component_registry import NameWithOptions, find_or_import, get_options
+from repl_rl.settings.removed_settings import refuse_removed_type
 from repl_rl.settings.value_bounds import Above, AtLeast
 from repl_rl.trajectory.trajectory import LineStatus, Trajectory
 
@@ -35,10 +36,6 @@ OUTCOME_DEVIATION = 0.5
 """Divisor of summed shaping that is added to normalised outcomes: the largest deviation of values 0 and 1."""
 LINE_DEVIATION = 0.05
 """Divisor of the shaping of single lines, reward units: the largest deviation of lines worth 0 or -0.1."""
-PSEUDO_DRAWS = 3
-"""Number of draws that the parent's baseline counts as, in the baseline of a node. Most nodes have one or two draws,
-whose mean alone is noisier than the group's."""
-
 Advantages = tuple[tuple[float, ...], ...]
 """One number per line, shape (G, L) with L of each rollout; dimensionless."""
 
@@ -57,12 +54,6 @@ plain mean of penalties would pay each line that has a smaller one. `as_given`: 
 its line. Estimators that sum rewards also add it to the lines before. No mean, no deviation and no weight changes it.
 """
 
-MergeKey = Literal["ids", "states"]
-"""Condition for two lines to share a node: equal ids before them, or equal console states."""
-
-CreditForm = Literal["baseline", "difference"]
-"""Credit of a line: its value minus its node's baseline, or the group's number plus the change by the line."""
-
 
 @keeps_old_names
 @dataclass(frozen=True, slots=True)
@@ -75,8 +66,6 @@ class LineRewards:
     """Part of the reward that the status table gave."""
     state: str | None = None
     """Name of the console state before the line, equal for equal states. None means unknown."""
-    prefix: str | None = None
-    """Name of everything before the line, equal for equal ids. None means unknown."""
     tokens: int = 0
     """Number of tokens that the policy sampled for the line; 0 means unknown."""
 
@@ -136,11 +125,10 @@ class GroupRewards:
     def __post_init__(self) -> None:
         if not self.shaping_bound > 0:
             raise UserCodeError(f"the bound of a group's shaping is {self.shaping_bound!r}; give a number above 0")
-        for name in ("state", "prefix"):
-            known = {getattr(line, name) is not None for rollout in self.rollouts for line in rollout.lines}
-            if len(known) > 1:
-                remedy = "give one to each line of a group, or to none"
-                raise UserCodeError(f"the {name} is None for some lines, and not for others; {remedy}")
+        known = {line.state is not None for rollout in self.rollouts for line in rollout.lines}
+        if len(known) > 1:
+            remedy = "give one to each line of a group, or to none"
+            raise UserCodeError(f"the state is None for some lines, and not for others; {remedy}")
 
     @classmethod
     def from_rows(
@@ -150,7 +138,6 @@ class GroupRewards:
         states_G_L: Sequence[Sequence[str]] = (),
         shaping_G_L: Sequence[Sequence[float]] = (),
         bound: float = math.inf,
-        prefixes_G_L: Sequence[Sequence[str]] = (),
     ) -> "GroupRewards":
         """Create a group from rows, one row per rollout, with one value per line. () means unknown or not given.
 
@@ -158,7 +145,7 @@ class GroupRewards:
             UserCodeError: rows, or values in them, are too few or too many, or not finite numbers.
         """
         lengths = [len(row) for row in rewards_G_L]
-        rows_by_name = {"states": states_G_L, "shaping rewards": shaping_G_L, "prefixes": prefixes_G_L}
+        rows_by_name = {"states": states_G_L, "shaping rewards": shaping_G_L}
         for name, rows in rows_by_name.items():
             if rows and [len(row) for row in rows] != lengths:
                 remedy = "give one of each per line"
@@ -168,9 +155,9 @@ class GroupRewards:
                 f"a group has {len(outcomes_G)} outcomes and {len(lengths)} rows of line rewards; "
                 "give one of each per rollout"
             )
-        # Rows that were not given: no shaping, and unknown names.
+        # Rows that were not given: no shaping, and unknown states.
         zeros, unknown = [[0.0] * n for n in lengths], [[None] * n for n in lengths]
-        rows_G = zip(rewards_G_L, shaping_G_L or zeros, states_G_L or unknown, prefixes_G_L or unknown, strict=True)
+        rows_G = zip(rewards_G_L, shaping_G_L or zeros, states_G_L or unknown, strict=True)
         lines_G = [tuple(map(LineRewards, *rows)) for rows in rows_G]
         return cls(tuple(map(RolloutRewards, outcomes_G, lines_G)), bound)
 
@@ -197,12 +184,9 @@ class GroupRewards:
     @property
     def states_G_L(self) -> tuple[tuple[str, ...], ...]:
         """Name of the console state before each line; () if unknown."""
-        return _select_known_names(tuple(tuple(line.state for line in rollout.lines) for rollout in self.rollouts))
-
-    @property
-    def prefixes_G_L(self) -> tuple[tuple[str, ...], ...]:
-        """Name of everything before each line; () if unknown."""
-        return _select_known_names(tuple(tuple(line.prefix for line in rollout.lines) for rollout in self.rollouts))
+        states_G_L = tuple(tuple(line.state for line in rollout.lines) for rollout in self.rollouts)
+        known_G_L = tuple(tuple(state for state in states_L if state is not None) for states_L in states_G_L)
+        return known_G_L if known_G_L == states_G_L else ()
 
     def compute_shaping_to_go(self) -> list[tuple[float, ...]]:
         """Return the sum of shaping from each line on, within `bound`. One more error never increases it."""
@@ -211,20 +195,10 @@ class GroupRewards:
             for row in self.shaping_G_L
         ]
 
-    def without_line_rewards(self) -> "GroupRewards":
-        """Return the same group without any line reward."""
-        return replace(self.map_lines(lambda line: replace(line, reward=0.0, shaping=0.0)), shaping_bound=math.inf)
-
     def map_lines(self, change: Callable[[LineRewards], LineRewards]) -> "GroupRewards":
         """Return the same group with every line changed."""
         rollouts = (replace(rollout, lines=tuple(map(change, rollout.lines))) for rollout in self.rollouts)
         return replace(self, rollouts=tuple(rollouts))
-
-
-def _select_known_names(names_G_L: tuple[tuple[str | None, ...], ...]) -> tuple[tuple[str, ...], ...]:
-    """Return the names of lines, or () if those of some line, and so of all, are unknown."""
-    known = tuple(tuple(name for name in names_L if name is not None) for names_L in names_G_L)
-    return known if known == names_G_L else ()
 
 
 Estimator = Callable[[GroupRewards], Advantages]
@@ -506,130 +480,8 @@ def _subtract_baseline(own: float, others: Sequence[float]) -> float:
     return own - max(fmean(others), min(0.0, max(own, *others)))
 
 
-@dataclass(slots=True, eq=False)
-class PrefixNode:
-    """Node of the tree that the rollouts of a group form where their lines coincide.
-
-    A node is everything before a line. Rollouts that wrote the same lines, and saw the same observations, are at the
-    same node. Each line that a rollout wrote there is a *draw*. All rollouts start at the root, because a group shares
-    one prompt.
-    """
-
-    parent: "PrefixNode | None" = None
-    children: dict[str, "PrefixNode"] = field(default_factory=dict)
-    """Child nodes by name."""
-    draw_results: list["PrefixNode | float"] = field(default_factory=list)
-    """Result of each draw: a node, or the outcome of the rollout that ended with it."""
-    value: float = 0.0
-    """Mean value or outcome over all draws."""
-    baseline: float = 0.0
-    """The value, shrunk towards the parent's baseline."""
-
-
-def merged_prefixes(group: GroupRewards, *, by: MergeKey = "ids", form: CreditForm = "baseline") -> Advantages:
-    """Compute A(i, l) = (Q(i, l) - b(s)) / (std R + EPSILON) + S(i, l) / OUTCOME_DEVIATION for the node s of line l.
-
-    The nodes are those of the tree of `PrefixNode`. No additional rollout is sampled for it.
-
-    Q(i, l) is the value of the node that the line led to, or the outcome of the rollout that ended with it. The value
-    V(s) of a node is the mean of Q over its draws. Its baseline b(s) is (sum of Q over n draws + PSEUDO_DRAWS * b of
-    its parent) / (n + PSEUDO_DRAWS). If n is 1, it is b of the parent. At the root, it is V, the mean of all outcomes.
-
-    With form="difference", A(i, l) = A_outcome(i) + (Q(i, l) - V(s)) / (std R + EPSILON) + S(i, l) / OUTCOME_DEVIATION.
-    This is the group's number plus the change that the line made where rollouts part. The root adds no change, because
-    the group's number includes it already.
-
-    With by="ids", lines share a node after equal ids, observations included. With by="states", they share it after
-    equal console states in the same order. A line that left the state unchanged leads back to its own node.
-
-    Without line rewards, both forms equal `outcome` bit for bit if rollouts share only the root and no line leads back
-    to it. The same holds if nodes are not known. Rewards that lines were given are not part of a value: their sum from
-    the line on is added unchanged. S is the bounded sum of shaping. A rollout without an outcome is at no node.
-
-    Sources: TEMPO (arXiv 2509.18314) for the tree and for the difference, which it also applies at the root; RTMC
-    (arXiv 2604.11037) for shrinking, with another prior.
-    """
-    scores_G = compute_outcome_scores(group)
-    names_G_L = group.states_G_L if by == "states" else group.prefixes_G_L
-    outcomes = {i: r for i, r in enumerate(group.outcomes_G) if r is not None}
-    changes: Mapping[int, Sequence[float]] = {}
-    # Equal outcomes have no deviation to divide by, and no differences to credit.
-    if names_G_L and len(set(outcomes.values())) > 1:
-        scale = stdev(outcomes.values()) + EPSILON
-        changes = {i: [c / scale for c in row] for i, row in _compute_line_changes(outcomes, names_G_L, form).items()}
-    advantages = []
-    for i, (score, shaped_L, given_L) in enumerate(
-        zip(scores_G, group.compute_shaping_to_go(), group.given_G_L, strict=True)
-    ):
-        columns = zip(changes.get(i, [0.0] * len(given_L)), shaped_L, compute_reward_to_go(given_L, 1.0), strict=True)
-        advantages.append(tuple(score + c + s / OUTCOME_DEVIATION + g for c, s, g in columns))
-    return tuple(advantages)
-
-
-def _compute_line_changes(
-    outcomes: Mapping[int, float], names_G_L: Sequence[Sequence[str]], form: CreditForm
-) -> dict[int, list[float]]:
-    """Return the tree's addition to R(i) - mean R for each line of the graded rollouts, reward units.
-
-    It is a difference of differences, so that it is exactly 0 where the tree adds no information.
-    """
-    nodes, paths = _build_prefix_tree(outcomes, names_G_L)
-    root = nodes[0]
-    changes: dict[int, list[float]] = {}
-    for i, path in paths.items():
-        # A line leads to the node of the next line, and the last one to the outcome.
-        results = [node.value for node in path[1:]] + [outcomes[i]] * bool(path)
-        if form == "difference":
-            changes[i] = [q - s.value if s is not root else 0.0 for s, q in zip(path, results, strict=True)]
-        else:
-            changes[i] = [(q - outcomes[i]) - (s.baseline - root.baseline) for s, q in zip(path, results, strict=True)]
-    return changes
-
-
-def _build_prefix_tree(
-    outcomes: Mapping[int, float], names_G_L: Sequence[Sequence[str]]
-) -> tuple[list[PrefixNode], dict[int, list[PrefixNode]]]:
-    """Return the nodes, parents first, with values and baselines; and the node of each line of the graded rollouts."""
-    root = PrefixNode()
-    nodes, paths = [root], dict[int, list[PrefixNode]]()
-    for i, outcome in outcomes.items():
-        current, names_L = root, names_G_L[i]
-        paths[i] = [root] if names_L else []
-        for previous, name in pairwise(names_L):
-            # Equal names in a row mean that the line left the state unchanged.
-            if name != previous:
-                if name not in current.children:
-                    current.children[name] = PrefixNode(current)
-                    nodes.append(current.children[name])
-                current.draw_results.append(current.children[name])
-                current = current.children[name]
-            paths[i].append(current)
-        current.draw_results.append(outcome)
-    # In reverse order, each child gets its value before its parent.
-    for node in reversed(nodes):
-        # Each draw counts once, however often others followed it. A mean over the leaves below would not do that.
-        node.value = fmean(result.value if isinstance(result, PrefixNode) else result for result in node.draw_results)
-    # Parents come first, so that each parent has its baseline.
-    for node in nodes:
-        _shrink_baseline(node)
-    return nodes, paths
-
-
-def _shrink_baseline(node: PrefixNode) -> None:
-    """Set the baseline of a node. The parent's baseline is known."""
-    if node.parent is None:
-        node.baseline = node.value
-    elif len(node.draw_results) == 1:
-        # The mean of a single draw would compare this draw with itself.
-        node.baseline = node.parent.baseline
-    else:
-        count = len(node.draw_results)
-        node.baseline = (count * node.value + PSEUDO_DRAWS * node.parent.baseline) / (count + PSEUDO_DRAWS)
-
-
 ESTIMATORS: dict[str, Callable[..., Advantages]] = {
-    function.__name__: function
-    for function in (outcome, two_stream, process, return_to_go, state_anchor, merged_prefixes)
+    function.__name__: function for function in (outcome, two_stream, process, return_to_go, state_anchor)
 }
 
 
@@ -650,22 +502,6 @@ def penalize_first_error(trajectory: Trajectory) -> list[float]:
         if status is not LineStatus.INCOMPLETE:
             failed = status.is_error
     return values
-
-
-def two_stream_avoidable_errors(group: GroupRewards, *, line_weight: LineWeight = 0.3) -> Advantages:
-    """Compute `two_stream`, but with the table's penalties only if some rollout of the group has none.
-
-    This estimator is an alternative to the table's price of errors, at which only avoidable errors cost. If all
-    rollouts have an error, the task or the policy is the cause, and no line shows how to avoid it.
-    """
-    if all(min(row) < 0 for row in group.shaping_G_L if row):
-        group = group.map_lines(_remove_penalty)
-    return two_stream(group, line_weight=line_weight)
-
-
-def _remove_penalty(line: LineRewards) -> LineRewards:
-    shaping = max(line.shaping, 0.0)
-    return replace(line, reward=line.given_reward + shaping, shaping=shaping)
 
 
 def load_estimator(text: str) -> Estimator:
@@ -732,26 +568,9 @@ def sums_shaping(text: str) -> bool:
 
 def _resolve_estimator(text: str) -> tuple[NameWithOptions, Callable[..., Advantages]]:
     choice = NameWithOptions.parse("estimator", text)
+    refuse_removed_type("estimator", choice.name)
     attribute = find_or_import("estimator", choice.name, ESTIMATORS)
     if not callable(attribute):
         raise ConfigError("estimator", text, "it is not a function")
     function: Callable[..., Advantages] = attribute
     return choice, function
-
-
-def anneal_line_rewards(function: Estimator, group: GroupRewards, share: float) -> Advantages:
-    """Return share * A(with the line rewards) + (1 - share) * A(without them), share in [0, 1].
-
-    This fades line rewards out. Scaling the rewards would not, because an estimator that normalises them does not
-    notice.
-    """
-    # At both ends of the fade, one call is enough.
-    if share >= 1.0:
-        return function(group)
-    without_lines = function(group.without_line_rewards())
-    if share <= 0.0:
-        return without_lines
-    return tuple(
-        tuple(share * a + (1 - share) * b for a, b in zip(with_L, without_L, strict=True))
-        for with_L, without_L in zip(function(group), without_lines, strict=True)
-    )

@@ -1,13 +1,12 @@
-"""Names of console states and of line prefixes, computed from the record of a rollout.
+"""Names of console states, computed from the record of a rollout.
 
 Estimators compare lines whose names are equal. The host computes the names, because output of a sandbox is untrusted.
 """
 
 import ast
 import hashlib
-from array import array
 
-from repl_rl.trajectory.trajectory import Line, LineStatus, Observed, Trajectory
+from repl_rl.trajectory.trajectory import Line, LineStatus, Trajectory
 
 
 def compute_line_states(trajectory: Trajectory) -> tuple[str, ...]:
@@ -41,23 +40,6 @@ def compute_line_states(trajectory: Trajectory) -> tuple[str, ...]:
                 history += _canonicalize_cell(_join_cell(cell))
             cell, single_lines = [], True
     return tuple(states)
-
-
-def compute_line_prefixes(trajectory: Trajectory) -> tuple[str, ...]:
-    """Return a name of everything between the prompt and each line, shape (L,). Equal names mean equal ids.
-
-    The host computes it, as in `compute_line_states`. Observations count, too, because two consoles may have answered
-    the same lines differently.
-    """
-    names: list[str] = []
-    hasher = hashlib.blake2b(digest_size=16)
-    for segment in trajectory.segments:
-        for item in (segment,) if isinstance(segment, Observed) else segment.lines:
-            if isinstance(item, Line):
-                # The name excludes the line itself.
-                names.append(hasher.hexdigest())
-            hasher.update(array("q", item.token_ids).tobytes())
-    return tuple(names)
 
 
 def _get_executed_code(line: Line) -> tuple[str, ...]:

@@ -21,14 +21,14 @@ from repl_rl.credit.advantage_estimators import (
     GroupRewards,
     LineRewards,
     RolloutRewards,
-    anneal_line_rewards,
+    penalize_first_error,
 )
-from repl_rl.credit.console_state_ids import compute_line_prefixes, compute_line_states
+from repl_rl.credit.console_state_ids import compute_line_states
 from repl_rl.credit.credited_trajectory import LineCredit
 from repl_rl.credit.truncated_rollouts import StopPolicy
 from repl_rl.deprecations import keeps_old_names
 from repl_rl.errors import ConfigError, UserCodeError
-from repl_rl.settings.component_registry import import_attribute
+from repl_rl.settings.component_registry import find_or_import
 from repl_rl.trajectory.trajectory import Group, LineStatus, NamedReward, Trajectory
 from repl_rl.utils.timeouts import DaemonThread
 
@@ -58,8 +58,6 @@ class RewardTable:
     """The cell ran."""
     answered: float = 0.0
     """The cell submitted an answer. The outcome decides if it is right."""
-    gated: bool = False
-    """Count rewards above 0, from any source, only in a rollout that is solved."""
     bound: float = 0.5
     """Largest effect of the entries of this table on the return of a line, > 0. An estimator that sums rewards limits
     the table's part of a line and those after it to this bound. No entry is larger."""
@@ -135,7 +133,9 @@ class WeightedReward:
 
 
 def load_line_reward(name: str, tasks: Mapping[str, object] = MappingProxyType({})) -> WeightedReward:
-    """Load the function at `module:function`, or `module:function=weight`. `tasks`, by id, are for those that take one.
+    """Load the function `name` of `LINE_REWARDS`, or the one at `module:function`. A weight may follow, as in `f=0.5`.
+
+    `tasks`, by id, are for functions that take one.
 
     Raises:
         ConfigError: no such function exists, or the weight is not a finite number.
@@ -148,7 +148,7 @@ def load_line_reward(name: str, tasks: Mapping[str, object] = MappingProxyType({
         factor = math.nan
     if not math.isfinite(factor):
         raise ConfigError("line reward", name, "its weight is a finite number: module:function=weight")
-    attribute = import_attribute("line reward", path)
+    attribute = find_or_import("line reward", path, LINE_REWARDS)
     if not callable(attribute):
         raise ConfigError("line reward", name, "it is not a function")
     function: LineRewardFn = attribute
@@ -220,6 +220,13 @@ def compute_error_potential(trajectory: Trajectory) -> list[float]:
     return values
 
 
+LINE_REWARDS: Mapping[str, LineRewardFn] = {
+    "first_error": penalize_first_error,
+    "error_potential": compute_error_potential,
+}
+"""Shipped functions of `trainer.line_rewards` and `trainer.potential`, by name."""
+
+
 def compute_line_rewards(
     trajectory: Trajectory,
     table: RewardTable,
@@ -237,7 +244,7 @@ def compute_line_rewards(
     """
     sources = (
         compute_shaping(trajectory, table),
-        *compute_given_rewards(trajectory, table.gated, extras, potential).values(),
+        *compute_given_rewards(trajectory, extras, potential).values(),
     )
     return tuple(math.fsum(values) for values in zip(*sources, strict=True))
 
@@ -246,20 +253,15 @@ def compute_shaping(trajectory: Trajectory, table: RewardTable) -> tuple[float, 
     """Return the reward of each line from the status table alone, shape (L,)."""
     if not trajectory.trainable:
         return (0.0,) * len(trajectory.lines)
-    entries_L = [0.0 if line.execution is None else table.get(line.execution.status) for line in trajectory.lines]
-    return _zero_positive_rewards(entries_L) if table.gated and not trajectory.solved else tuple(entries_L)
+    return tuple(0.0 if line.execution is None else table.get(line.execution.status) for line in trajectory.lines)
 
 
 def compute_given_rewards(
     trajectory: Trajectory,
-    gated: bool = False,
     extras: Sequence[WeightedReward] = (),
     potential: Potential | None = None,
 ) -> dict[str, tuple[float, ...]]:
     """Return the rewards of lines from all sources but the table, by name, each of shape (L,).
-
-    With `gated`, values above 0 count only in a rollout that is solved. The differences of a potential are exempt,
-    because their sum would not cancel then.
 
     Raises:
         UserCodeError: a function of the user broke its contract.
@@ -273,16 +275,9 @@ def compute_given_rewards(
         rewards[name] = tuple(math.fsum(r.value for r in line.rewards if r.name == name) for line in lines)
     for extra in extras:
         rewards[extra.name] = _sum_rewards(rewards.get(extra.name), extra(trajectory))
-    if gated and not trajectory.solved:
-        rewards = {name: _zero_positive_rewards(values_L) for name, values_L in rewards.items()}
-    # After the gate, so that its differences cancel.
     if potential:
         rewards[POTENTIAL] = _sum_rewards(rewards.get(POTENTIAL), potential(trajectory))
     return rewards
-
-
-def _zero_positive_rewards(values_L: Sequence[float]) -> tuple[float, ...]:
-    return tuple(min(value, 0.0) for value in values_L)
 
 
 def _sum_rewards(values_L: Sequence[float] | None, added_L: Sequence[float]) -> tuple[float, ...]:
@@ -299,17 +294,11 @@ class CreditConfig:
     """Reward functions of the user, in addition to the table and the sampler's rewards."""
     potential: Potential | None = None
     """Potential that shapes line rewards. None disables it."""
-    anneal_steps: int = 0
-    """Steps over which line rewards fade to zero; 0 disables fading."""
     stop_policy: StopPolicy = field(default_factory=StopPolicy)
     """Stops that are masked or penalised."""
     sums_shaping: bool = True
     """True if the estimator sums shaping within the bound of the table. False means that it uses single lines, or
     none."""
-
-    def compute_line_reward_share(self, step: int) -> float:
-        """Return the weight of line rewards after `step` steps, in [0, 1]."""
-        return max(0.0, 1.0 - step / self.anneal_steps) if self.anneal_steps else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,20 +322,18 @@ def build_group_entry(trajectory: Trajectory, credit: CreditConfig) -> GroupEntr
     if not trajectory.trainable:
         return GroupEntry(trajectory.task_id, trajectory.prompt_key, RolloutRewards(None))
     shaping_L = compute_shaping(trajectory, credit.reward_table)
-    given_rewards = compute_given_rewards(trajectory, credit.reward_table.gated, credit.extra_rewards, credit.potential)
-    # One row per line: shaping, state, prefix, token count, and each given reward.
+    given_rewards = compute_given_rewards(trajectory, credit.extra_rewards, credit.potential)
+    # One row per line: shaping, state, token count, and each given reward.
     columns = zip(
         shaping_L,
         compute_line_states(trajectory),
-        compute_line_prefixes(trajectory),
         (len(line.token_ids) for line in trajectory.lines),
         *given_rewards.values(),
         strict=True,
     )
     # The reward of a line is the sum of its shaping and of all given rewards.
     lines = tuple(
-        LineRewards(math.fsum((shaping, *given)), shaping, state, prefix, tokens)
-        for shaping, state, prefix, tokens, *given in columns
+        LineRewards(math.fsum((shaping, *given)), shaping, state, tokens) for shaping, state, tokens, *given in columns
     )
     return GroupEntry(
         trajectory.task_id,
@@ -359,10 +346,9 @@ def build_group_entry(trajectory: Trajectory, credit: CreditConfig) -> GroupEntr
     )
 
 
-def compute_group_advantages(group: Group[GroupEntry], credit: CreditConfig, step: int) -> Advantages:
-    """Return the advantages of one group after `step` steps, one row per rollout."""
-    rewards = GroupRewards(tuple(m.rewards for m in group.members), credit.reward_table.bound)
-    return anneal_line_rewards(credit.estimator, rewards, credit.compute_line_reward_share(step))
+def compute_group_advantages(group: Group[GroupEntry], credit: CreditConfig) -> Advantages:
+    """Return the advantages of one group, one row per rollout."""
+    return credit.estimator(GroupRewards(tuple(m.rewards for m in group.members), credit.reward_table.bound))
 
 
 def build_line_credit(

@@ -25,6 +25,7 @@ from repl_rl.settings.component_options import HasOptions
 from repl_rl.settings.component_registry import NameWithOptions, get_options, validate_option_name
 from repl_rl.settings.help_pages import COMMON
 from repl_rl.settings.model_defaults import DTYPE, PretrainedDefault, format_default
+from repl_rl.settings.removed_settings import refuse_removed_type
 from repl_rl.settings.value_bounds import Above, AtLeast, check_fields
 from repl_rl.trainer.optional_packages import require_peft, require_sinks
 
@@ -93,17 +94,16 @@ class TrainerConfig:
     """Learning rate schedule by its transformers name, such as cosine_with_min_lr with min_lr_rate = 0.1. Options in
     steps count optimizer steps."""
     loss: Annotated[str, _has_options("loss", lambda: LOSSES)] = "dapo"
-    """Loss by its TRL name: dapo, grpo, bnpo or dr_grpo (clip_low = 0.2, clip_high = 0.28), cispo (clip_high = 5.0), or
-    sapo (temperature_pos = 1.0, temperature_neg = 1.05)."""
+    """Loss by its TRL name: dapo, grpo or dr_grpo (clip_low = 0.2, clip_high = 0.28), cispo (clip_high = 5.0), or sapo
+    (temperature_pos = 1.0, temperature_neg = 1.05)."""
     kl: Annotated[str, _has_options("kl", lambda: KLS)] = ""
     """KL penalty towards the policy that training began with: k3 or unbiased, with beta = 0.04; "" disables it."""
     importance_sampling: Annotated[str, _has_options("importance_sampling", lambda: IMPORTANCES)] = "token_truncate"
     """Correction of the logprob mismatch between sampler and trainer, by importance sampling ratios. token_truncate
     cuts the ratio of each token to cap = 2.0. token_mask drops tokens above cap, and token_band also drops those below
-    low = 0.5. Without `max_staleness_steps`, line_... and sequence_... use the geometric mean over a line or a rollout,
-    and none corrects nothing. A mismatch above the option tolerance, in nats, at a token of the current policy stops
-    the run. The default tolerance is 1e-3 if both compute in float32, else 1.0, because rounding in bfloat16 alone
-    moves single tokens by tenths of a nat."""
+    low = 0.5. Without `max_staleness_steps`, none corrects nothing. A mismatch above the option tolerance, in nats, at
+    a token of the current policy stops the run. The default tolerance is 1e-3 if both compute in float32, else 1.0,
+    because rounding in bfloat16 alone moves single tokens by tenths of a nat."""
     max_staleness_steps: Annotated[int, AtLeast(0)] = 0
     """Steps whose rollouts run while the policy is updated, >= 0; 0 alternates rollouts and update. The engine loads
     new weights between two lines. So a line is at most this many steps older than the policy that trains on it, unless
@@ -118,14 +118,11 @@ class TrainerConfig:
     rewards: RewardTable = field(default_factory=RewardTable)
     """Reward of a line by its status."""
     line_rewards: tuple[str, ...] = ()
-    """Your reward functions, module:function or module:function=weight; each adds one reward per line of a
-    trajectory."""
+    """Reward functions, each of which adds one reward per line: first_error, or module:function of your own. A weight
+    may follow, as in first_error=0.6."""
     potential: str = ""
     """Potential: a function like those of `line_rewards`, which scores how promising the console is before each line,
-    such as repl_rl.credit.rewards:compute_error_potential=0.1. Only its differences are paid, so it cannot be farmed.
-    Empty disables it."""
-    anneal_steps: Annotated[int, AtLeast(0)] = 0
-    """Steps over which line rewards fade to 0, >= 0; 0 keeps them."""
+    such as error_potential=0.6. Only its differences are paid, so it cannot be farmed. Empty disables it."""
     stops: StopPolicy = field(default_factory=StopPolicy)
     """Stops whose rollouts are masked or penalised."""
     fast_logprobs: bool = True
@@ -155,7 +152,7 @@ class TrainerConfig:
     def __post_init__(self) -> None:
         check_fields(self, "trainer")
         # Settings that the chosen estimator would ignore are refused.
-        unused = {"line_rewards": self.line_rewards, "potential": self.potential, "anneal_steps": self.anneal_steps}
+        unused = {"line_rewards": self.line_rewards, "potential": self.potential}
         for name, value in unused.items():
             if value and not uses_line_rewards(self.estimator):
                 raise ConfigError(
@@ -260,7 +257,7 @@ def build_soft_gated_loss_args(*, temperature_pos: Positive = 1.0, temperature_n
 
 
 LOSSES: Mapping[str, Callable[..., TrlArguments]] = {
-    **dict.fromkeys(("grpo", "bnpo", "dr_grpo", "dapo"), build_clipped_loss_args),
+    **dict.fromkeys(("grpo", "dr_grpo", "dapo"), build_clipped_loss_args),
     "cispo": build_cispo_loss_args,
     "sapo": build_soft_gated_loss_args,
 }
@@ -358,11 +355,6 @@ def build_adamw_args(
     return {"adam_beta1": beta1, "adam_beta2": beta2, "adam_epsilon": eps, "weight_decay": weight_decay}
 
 
-def build_lion_args(*, beta1: BetaValue = 0.9, beta2: BetaValue = 0.99, weight_decay: Fraction = 0.0) -> TrlArguments:
-    """Return the arguments of Lion, which follows the sign of a moving mean of gradients."""
-    return {"adam_beta1": beta1, "adam_beta2": beta2, "weight_decay": weight_decay}
-
-
 def build_sgd_args(
     *, momentum: MomentumValue = 0.0, nesterov: Literal[True, False] = False, weight_decay: Fraction = 0.0
 ) -> TrlArguments:
@@ -370,13 +362,6 @@ def build_sgd_args(
     if nesterov and not momentum:
         raise ConfigError("nesterov of trainer.optimizer sgd", nesterov, "it needs a momentum above 0")
     return {"optim_args": f"momentum={momentum},nesterov={nesterov}", "weight_decay": weight_decay}
-
-
-def build_rmsprop_args(
-    *, alpha: BetaValue = 0.99, eps: Positive = 1e-8, momentum: MomentumValue = 0.0, weight_decay: Fraction = 0.0
-) -> TrlArguments:
-    """Return the arguments of RMSprop: gradients divided by the root of their mean square."""
-    return {"optim_args": f"alpha={alpha},eps={eps},momentum={momentum}", "weight_decay": weight_decay}
 
 
 def build_adafactor_args(*, weight_decay: Fraction = 0.0) -> TrlArguments:
@@ -388,14 +373,12 @@ OPTIMIZERS: Mapping[str, Callable[..., TrlArguments]] = {
     **dict.fromkeys(("adamw_torch_fused", "adamw_torch"), build_adamw_args),
     "adafactor": build_adafactor_args,
     "sgd": build_sgd_args,
-    "rmsprop": build_rmsprop_args,
-    **dict.fromkeys(("adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"), build_adamw_args),
-    **dict.fromkeys(("lion_8bit", "lion_32bit", "paged_lion_8bit", "paged_lion_32bit"), build_lion_args),
+    **dict.fromkeys(("adamw_8bit", "paged_adamw_8bit"), build_adamw_args),
 }
 """Optimizers by their transformers names. Other transformers optimizers need packages that are built for one machine,
 or a list of layers."""
-OF_BITSANDBYTES = ("8bit", "paged", "lion")
-"""Parts of the names of optimizers that need bitsandbytes."""
+OF_BITSANDBYTES = ("adamw_8bit", "paged_adamw_8bit")
+"""Optimizers that need the package bitsandbytes."""
 
 
 def parse_optimizer(text: str, found: Callable[[str], object] = find_spec) -> TrlArguments:
@@ -408,16 +391,15 @@ def parse_optimizer(text: str, found: Callable[[str], object] = find_spec) -> Tr
     """
     arguments = _parse_trl_arguments("trainer.optimizer", text, OPTIMIZERS)
     name = NameWithOptions.parse("trainer.optimizer", text).name
-    if any(part in name for part in OF_BITSANDBYTES) and found("bitsandbytes") is None:
+    if name in OF_BITSANDBYTES and found("bitsandbytes") is None:
         raise ConfigError("trainer.optimizer", text, "it needs a package: pip install bitsandbytes")
     return {"optim": name, **arguments}
 
 
 SCHEDULES = (
-    "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
-    "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay",
+    "linear", "cosine", "cosine_with_min_lr", "constant", "constant_with_warmup", "warmup_stable_decay",
 )  # fmt: skip
-"""Transformers names of schedules, without those that depend on a falling loss, which GRPO does not have."""
+"""Transformers names of schedules that published GRPO recipes use."""
 _ALWAYS_VALID_SCHEDULES = ("linear", "constant_with_warmup")
 """Schedules whose learning rates are valid for any warm-up."""
 SLACK = 1e-6
@@ -542,17 +524,12 @@ def build_no_correction(*, tolerance: Annotated[float | None, Above(0)] = None) 
 
 
 IMPORTANCES: Mapping[str, Callable[..., ImportanceCorrection]] = {
-    **{
-        f"{whose}_{how}": build_capped_correction
-        for whose in ("token", "line", "sequence")
-        for how in ("truncate", "mask")
-    },
+    **dict.fromkeys(("token_truncate", "token_mask"), build_capped_correction),
     "token_band": build_banded_correction,
     "none": build_no_correction,
 }
-"""Corrections by name. The first word is the unit of a ratio: a token, a line, or a whole rollout (`sequence`). The
-second word is the treatment above the cap. `truncate` cuts the ratio to the cap, and `mask` drops the tokens.
-`token_band` drops tokens on both sides of its band. `none` corrects nothing."""
+"""Corrections by name, of the ratio of each token. `token_truncate` cuts it to the cap, and `token_mask` drops tokens
+above the cap. `token_band` drops tokens on both sides of its band. `none` corrects nothing."""
 
 
 def parse_importance(text: str) -> tuple[str, ImportanceCorrection]:
@@ -568,8 +545,7 @@ def parse_importance(text: str) -> tuple[str, ImportanceCorrection]:
 def build_importance_args(text: str) -> TrlArguments:
     """Return TRL's arguments for `trainer.importance_sampling`. Raises as `parse_importance`."""
     name, apart = parse_importance(text)
-    # TRL gets a correction per token in any case. Later, `apply_importance_correction` replaces
-    # its ratios for all other names.
+    # TRL computes a correction in any case. For `none`, `apply_importance_correction` replaces its ratios by 1.
     return {
         "vllm_importance_sampling_mode": "token_mask" if name in ("token_mask", "token_band") else "token_truncate",
         "vllm_importance_sampling_clip_max": apart.cap,
@@ -587,7 +563,7 @@ def validate_staleness(steps: int, corrected: str, plan: str) -> None:
 
     Raises:
         ConfigError: async rollouts with dynamic sampling, a FIFO window without async rollouts, or async rollouts
-            with a correction that is not per token.
+            without a correction.
     """
     windowed = isinstance(parse_group_sampling(plan), FifoWindowOptions)
     # Dynamic sampling replaces groups within a step, while async rollouts fix the tasks of a step when it begins.
@@ -601,8 +577,8 @@ def validate_staleness(steps: int, corrected: str, plan: str) -> None:
         )
         raise ConfigError("trainer.group_sampling without trainer.max_staleness_steps", plan, remedy)
     name, _ = parse_importance(corrected)
-    if steps and not name.startswith("token"):
-        remedy = "older lines need the ratio of each token; choose token_truncate, token_mask or token_band"
+    if steps and name == "none":
+        remedy = "older lines need a correction; choose token_truncate, token_mask or token_band"
         raise ConfigError("trainer.importance_sampling with trainer.max_staleness_steps", corrected, remedy)
 
 
@@ -611,6 +587,7 @@ def parse_known_name(thing: str, text: str, table: Mapping[str, object]) -> Name
     named = NameWithOptions.parse(thing, text)
     if named.name not in table and OLD_TYPES.get(named.name) in table:
         named = NameWithOptions(OLD_TYPES[named.name], named.options)
+    refuse_removed_type(thing, named.name)
     if named.name not in table:
         raise ConfigError(thing, named.name, f"choose one of {', '.join(table)}")
     return named

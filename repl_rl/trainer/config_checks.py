@@ -41,12 +41,9 @@ _OPTIMIZER_BYTES = {
     "adamw_torch_fused": 8,
     "adamw_torch": 8,
     "adamw_8bit": 2,
-    "lion_32bit": 4,
-    "lion_8bit": 1,
-    "rmsprop": 4,
 }
-"""Bytes of optimizer state per trained parameter, without momentum. Paged optimizers may leave the GPU, and Adafactor
-keeps hardly any state."""
+"""Bytes of optimizer state per trained parameter, without momentum. The paged optimizer may leave the GPU, and
+Adafactor keeps hardly any state."""
 
 
 def validate_run(world: RolloutConfig, config: TrainerConfig, tasks: int, fleet: str = "local") -> None:

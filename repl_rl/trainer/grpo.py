@@ -262,7 +262,7 @@ class ReplGRPOTrainer(ResumableGRPOTrainer):
         size = self.num_generations
         # TRL repeats each task, so consecutive rollouts form a group.
         groups = [Group(tuple(entries[start : start + size])) for start in range(0, len(entries), size)]
-        advantages = [compute_group_advantages(group, self.credit, self.steps_done) for group in groups]
+        advantages = [compute_group_advantages(group, self.credit) for group in groups]
         metrics = {
             **compute_credit_metrics(entries, self.credit),
             **compute_length_metrics(groups, advantages),
@@ -334,11 +334,11 @@ class ReplGRPOTrainer(ResumableGRPOTrainer):
             WeightSyncError: the policy that sampled a line is too old, or later than the trainer's.
         """
         rows, step = self.train_batch.rows, self.state.global_step
-        width, cap = batch["completion_ids"].size(1), self.vllm_importance_sampling_clip_max
+        width = batch["completion_ids"].size(1)
         ages = compute_token_staleness(
             rows, width, step, self.group_sampler.max_staleness * self.optimizer_steps_per_step
         )
-        mismatch = apply_importance_correction(batch, rows, ages, self.importance_sampling, cap, self.accelerator)
+        mismatch = apply_importance_correction(batch, rows, ages, self.importance_sampling, self.accelerator)
         metrics = self.prefix_sharing.metrics(self.accelerator) if self.prefix_sharing is not None else {}
         if self.max_staleness_steps:
             metrics |= Staleness.from_ages(ages, self.optimizer_steps_per_step).metrics()

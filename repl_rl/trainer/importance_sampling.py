@@ -1,8 +1,7 @@
 """Logprob mismatch between sampler and trainer, and the importance sampling ratios that correct it.
 
 `delta` is the trainer's log probability minus the sampler's, in nats, with shape (B, T). It is 0 for tokens that were
-not sampled. The ratio of a line or a sequence is the geometric mean over its tokens. A product would grow with the
-length, and would drop long rollouts in which every token is fine.
+not sampled. The ratio of a token is exp(delta).
 """
 
 from collections.abc import Sequence
@@ -118,30 +117,24 @@ def apply_importance_correction(
     rows: Sequence[Trajectory],
     ages: Tensor,
     importance: str,
-    cap: float,
     accelerator: Accelerator,
 ) -> LogprobMismatch:
-    """Measure the logprob mismatch, and replace TRL's ratios of tokens if `importance` names others.
+    """Measure the logprob mismatch, and replace TRL's corrected ratios by 1 if `importance` is "none".
 
     Args:
         batch: TRL's batch of a step; its `importance_sampling_ratio` may be replaced.
         rows: rows of the step, B of them.
         ages: staleness of each token, (B, T), as `compute_token_staleness` returns it.
         importance: name of a correction, as in `TrainerConfig.importance_sampling`.
-        cap: largest ratio that is left unchanged.
         accelerator: gathers the mismatch over all processes.
     """
     trainer_logprobs = batch["old_per_token_logps"].float()
     lines = build_line_numbers(rows, batch["completion_ids"].size(1)).to(trainer_logprobs.device)
     delta = (trainer_logprobs - batch["sampling_per_token_logps"]).masked_fill(lines < 0, 0.0)
-    # The name of a correction is the unit of a ratio and its treatment above the cap, such as line_mask.
-    level, _, treatment = importance.partition("_")
-    raw = compute_raw_ratios(delta, lines, "token" if level == "none" else level)
-    # TRL has already corrected its ratios of tokens; all other ratios are ours.
-    if level == "none":
+    raw = delta.exp()
+    # TRL has already corrected its ratios.
+    if importance == "none":
         batch["importance_sampling_ratio"] = torch.ones_like(raw)
-    elif level != "token":
-        batch["importance_sampling_ratio"] = clip_ratios(raw, treatment, cap)
     return measure_mismatch(
         delta, lines, raw, batch["importance_sampling_ratio"], ages.to(trainer_logprobs.device) == 0, accelerator
     )
@@ -188,24 +181,3 @@ def measure_mismatch(
     return LogprobMismatch(
         total * per_token, largest, after_observation, elsewhere, ratio * per_sampled, unclipped * per_sampled, tokens
     )
-
-
-def compute_raw_ratios(delta: Tensor, lines: Tensor, level: str) -> Tensor:
-    """Return the importance sampling ratios, shape (B, T), 1 for tokens that were not sampled.
-
-    At `level` "token", a ratio is exp(delta) of the token. At "line" and "sequence", it is exp of the mean of delta,
-    over the token's line or over all sampled tokens of its rollout.
-    """
-    if level == "token":
-        return delta.exp()
-    # Slot 0 collects tokens that were not sampled. Line n of a rollout is slot n + 1; a whole rollout is slot 1.
-    slots = lines + 1 if level == "line" else (lines >= 0).long()
-    sums = delta.new_zeros(len(delta), int(slots.max()) + 1)
-    counts = sums.scatter_add(1, slots, torch.ones_like(delta))
-    means = sums.scatter_add(1, slots, delta) / counts.clamp(min=1)
-    return torch.where(slots > 0, means.gather(1, slots).exp(), 1.0)
-
-
-def clip_ratios(ratios: Tensor, treatment: str, cap: float) -> Tensor:
-    """Return `ratios` with those above `cap` set to `cap` (`treatment` is "truncate") or to 0 ("mask")."""
-    return ratios.clamp(max=cap) if treatment == "truncate" else ratios.masked_fill(ratios > cap, 0.0)

@@ -167,7 +167,6 @@ def build_credit_config(config: TrainerConfig, tasks: Mapping[str, object] = Map
         config.rewards,
         tuple(load_line_reward(name, tasks) for name in config.line_rewards),
         potential,
-        config.anneal_steps,
         config.stops,
         sums_shaping(config.estimator),
     )

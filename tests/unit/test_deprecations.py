@@ -781,10 +781,6 @@ def test_a_row_with_both_keys_keeps_the_value_of_the_new_one() -> None:
             "repl_rl.credit.advantage_estimators:first_of_streak",
             "repl_rl.credit.advantage_estimators:penalize_first_error",
         ),
-        (
-            "repl_rl.credit.advantage_estimators:spared",
-            "repl_rl.credit.advantage_estimators:two_stream_avoidable_errors",
-        ),
         ("repl_rl.credit.rewards:broken", "repl_rl.credit.rewards:compute_error_potential"),
     ],
 )

@@ -75,6 +75,6 @@ def test_the_help_of_one_table_has_its_options_alone(capsys: pytest.CaptureFixtu
 def test_an_option_that_is_not_shown_is_accepted_and_a_wrong_one_is_corrected(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert parse(TrainConfig, "train", ["--trainer.anneal-steps", "3"]).trainer.anneal_steps == 3
-    assert main(["train", "--trainer.aneal-steps", "3"]) == 2
-    assert "did you mean 'trainer.anneal_steps'?" in capsys.readouterr().err
+    assert parse(TrainConfig, "train", ["--trainer.num-iterations", "3"]).trainer.num_iterations == 3
+    assert main(["train", "--trainer.num-iteration", "3"]) == 2
+    assert "did you mean 'trainer.num_iterations'?" in capsys.readouterr().err

@@ -3,7 +3,6 @@
 import math
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -58,7 +57,7 @@ def test_each_line_earns_what_the_table_says_of_its_own_status() -> None:
 
 
 def test_every_status_has_an_entry_except_our_own_faults_the_beginning_of_a_cell_and_the_end_of_a_console() -> None:
-    entries = set(RewardTable.__slots__) - {"bound", "gated"}
+    entries = set(RewardTable.__slots__) - {"bound"}
     assert entries == {status.value for status in LineStatus} - {"sandbox_fault", "incomplete", "exited"}
 
 
@@ -208,10 +207,10 @@ def fixed(values_L: list[float], discount: float = 1.0) -> Potential:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.floats(-0.5, 0.5), min_size=1, max_size=8), st.floats(0.1, 1), st.booleans())
-def test_the_rewards_of_a_potential_sum_to_its_start_alone(phi_L: list[float], discount: float, gated: bool) -> None:
+@given(st.lists(st.floats(-0.5, 0.5), min_size=1, max_size=8), st.floats(0.1, 1))
+def test_the_rewards_of_a_potential_sum_to_its_start_alone(phi_L: list[float], discount: float) -> None:
     t = rollout(*(ran(LineStatus.OK) for _ in phi_L))
-    rewards = compute_line_rewards(t, RewardTable(gated=gated), potential=fixed(phi_L, discount))
+    rewards = compute_line_rewards(t, RewardTable(), potential=fixed(phi_L, discount))
     total = math.fsum(discount**at * reward for at, reward in enumerate(rewards))
     assert total == pytest.approx(-phi_L[0], abs=1e-9)
 
@@ -247,9 +246,9 @@ def test_under_returns_a_potential_moves_no_first_line(data: st.DataObject) -> N
     assert [row[0] for row in shaped] == pytest.approx([row[0] for row in plain], abs=1e-9)
 
 
-def test_a_potential_is_neither_gated_nor_bounded() -> None:
+def test_a_potential_is_not_bounded() -> None:
     t = rollout(*(ran(LineStatus.EXCEPTION) for _ in range(6)))
-    table = RewardTable(exception=-0.2, bound=0.5, gated=True)
+    table = RewardTable(exception=-0.2, bound=0.5)
     plain, shaped = (
         compute_line_rewards(t, table),
         compute_line_rewards(t, table, potential=fixed([0.0, 2.5, 0, 0, 0, 0])),
@@ -270,11 +269,3 @@ def test_the_shipped_potential_is_low_while_the_last_cell_went_wrong() -> None:
 def test_a_potential_of_the_user_is_held_to_its_contract() -> None:
     with pytest.raises(UserCodeError, match="lies gave 2 rewards for 1 lines"):
         compute_line_rewards(rollout(ran(LineStatus.OK)), RewardTable(), potential=Potential(WeightedReward(lies)))
-
-
-def test_gated_rewards_pay_nobody_who_did_not_solve() -> None:
-    table = RewardTable(ok=0.1, gated=True)
-    lines = (ran(LineStatus.OK), ran(LineStatus.EXCEPTION))
-    assert compute_line_rewards(replace(rollout(*lines), outcome=1.0), table) == (0.1, -0.1)
-    assert compute_line_rewards(replace(rollout(*lines), outcome=0.0), table) == (0.0, -0.1)
-    assert compute_line_rewards(rollout(*lines), table) == (0.0, -0.1)

@@ -21,7 +21,7 @@ TINY = Settings(tokens=60, prompts_per_step=2, group_size=2, held_out=4, agreeme
 
 @pytest.mark.heavy
 def test_every_run_starts_from_the_bundled_policy_and_ends_with_its_tokens(tmp_path: Path) -> None:
-    chosen = conditions([BASELINE, "two_stream/gated"])
+    chosen = conditions([BASELINE, "two_stream/penalty"])
     with opened(TINY, tmp_path) as worker:
         start = worker.play(Job("lines"))
         runs = [worker.play(Job("lines", condition)) for condition in chosen]

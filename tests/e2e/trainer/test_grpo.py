@@ -394,31 +394,3 @@ def test_a_band_leaves_out_what_is_far_on_either_side(tmp_path: Path) -> None:
         used.append(trainer._prepare_inputs([{"prompt": "task 0"}] * 2)["importance_sampling_ratio"][0].tolist())
     assert used[0] == pytest.approx([0.0, 1.0, 0.0], rel=1e-3)
     assert used[1] == pytest.approx([0.5, 1.0, 4.0], rel=1e-3)
-
-
-@pytest.mark.parametrize("importance", ["line_truncate", "sequence_truncate"])
-def test_a_correction_by_line_or_sequence_reaches_the_loss(importance: str, tmp_path: Path) -> None:
-    start = tiny_model()
-    prompt = prompt_of("task 0")
-    batch = []
-    for number in range(2):
-        skeleton: Skeleton = [((9 + number, 5, 2), (7,)), ((12, 2), None)]
-        logprobs = logprobs_of(start, prompt, skeleton)
-        # The sampler claims the first line's tokens half and twice as likely: nothing by line, a lot by token.
-        logprobs[0] -= math.log(2)
-        logprobs[1] = min(logprobs[1] + math.log(2), -1e-3)
-        batch.append(trajectory_of(prompt, skeleton, logprobs, number))
-    config = replace(SMALL, steps=1, prompts_per_step=1, group_size=2)
-    ratios = {}
-    compared = ("token_truncate", importance)
-    for name in compared:
-        trainer = make(
-            copy.deepcopy(start),
-            ReplayedSource([batch]),
-            replace(config, importance_sampling=f"{name}(cap=8.0, tolerance=9.0)"),
-            tmp_path,
-        )
-        trainer.model.train()
-        ratios[name] = trainer._prepare_inputs([{"prompt": "task 0"}] * 2)["importance_sampling_ratio"]
-    assert ratios["token_truncate"][:, 0].tolist() == pytest.approx([2.0, 2.0], rel=1e-3)
-    assert ratios[importance][:, :3].tolist() == [pytest.approx([1.0] * 3, rel=1e-3)] * 2

@@ -45,7 +45,7 @@ SELDOM = CheckpointSchedule(every_s=1e6)
 
 WAYS = {
     "plain": (PLAIN, False),
-    "curriculum": (replace(PLAIN, fast_logprobs=False, anneal_steps=4), True),
+    "curriculum": (replace(PLAIN, fast_logprobs=False), True),
     "lora": (replace(PLAIN, lora_rank=2, kl="k3"), True),
     "updates": (replace(PLAIN, num_iterations=2, num_mini_batches=2, lr_scheduler="cosine"), False),
 }

@@ -102,16 +102,6 @@ def test_what_is_told_in_steps_is_told_to_trl_in_optimizer_steps(tmp_path: Path)
     assert (args.num_iterations, args.steps_per_generation, args.gradient_accumulation_steps) == (2, 4, 2)
 
 
-def test_line_rewards_fade_by_steps_not_by_optimizer_steps(tmp_path: Path) -> None:
-    model = tiny_model()
-    config = replace(MANY, estimator="two_stream", anneal_steps=2)
-    trainer = make(model, SampledSource(copy.deepcopy(model)), config, tmp_path)
-    run(trainer)
-    assert (trainer.steps_done, trainer.state.global_step) == (2, 8)
-    # In the second step half of them counts: lines of one rollout still differ.
-    assert any(len(set(advantages_L)) > 1 for _, advantages_L in trainer.train_batch.credit)
-
-
 ONE = TrainerConfig(steps=1, prompts_per_step=3, group_size=4, warmup_steps=0)
 
 

@@ -19,6 +19,7 @@ from benchmarks.credit.conditions import (
     ESTIMATORS,
     FIXED_PENALTY,
     MERGED,
+    REPORTED_SHAPINGS,
     SAME_AS,
     SHAPINGS,
     Condition,
@@ -32,7 +33,7 @@ from benchmarks.credit.rows import Row, RowFile, Run, Start, parse, record
 from benchmarks.credit.settings import Settings, header
 from benchmarks.credit.worker import trainer_config
 from repl_rl.credit.advantage_estimators import GroupRewards, load_estimator
-from repl_rl.credit.rewards import build_group_entry, compute_group_advantages, compute_line_rewards
+from repl_rl.credit.rewards import RewardTable, build_group_entry, compute_group_advantages
 from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.trainer.train_loop import build_credit_config
 from repl_rl.trajectory.trajectory import Group
@@ -80,13 +81,13 @@ class Played:
 
 
 def test_every_cell_is_there_or_is_the_same_as_another_one() -> None:
-    cells = {f"{estimator}/{shaping}" for estimator in ESTIMATORS for shaping in SHAPINGS}
+    cells = {f"{estimator}/{shaping}" for estimator in ESTIMATORS for shaping in REPORTED_SHAPINGS}
     others = {condition.name for condition in (*MERGED, *ERRORS, *AGED)}
     assert {c.name for c in CONDITIONS} == cells - set(SAME_AS) | others | {"fenced"}
     assert len(CONDITIONS) == len({c.name for c in CONDITIONS}) == 33
 
 
-@pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: condition.name)
+@pytest.mark.parametrize("condition", [c for c in CONDITIONS if not c.removed], ids=lambda condition: condition.name)
 def test_every_condition_can_be_trained(condition: Condition) -> None:
     config = trainer_config(condition, Settings())
     assert (config.max_staleness_steps, config.importance_sampling) == (condition.ahead, condition.importance)
@@ -98,7 +99,7 @@ def test_every_condition_can_be_trained(condition: Condition) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["errors/first", "errors/spared", "errors/potential", "errors/exception"])
+@pytest.mark.parametrize("name", ["errors/first", "errors/potential", "errors/exception"])
 def test_a_single_error_costs_its_line_as_much_in_every_way_as_in_the_default_preset(name: str) -> None:
     """One of two rollouts has an error; both failed, so that nothing else is credited."""
     group = [
@@ -108,7 +109,7 @@ def test_a_single_error_costs_its_line_as_much_in_every_way_as_in_the_default_pr
     def first(condition: str) -> float:
         (found,) = conditions([condition])
         credit = build_credit_config(trainer_config(found, Settings()))
-        rows = compute_group_advantages(Group(tuple(build_group_entry(t, credit) for t in group)), credit, 0)
+        rows = compute_group_advantages(Group(tuple(build_group_entry(t, credit) for t in group)), credit)
         assert rows[1] == (0.0, 0.0)
         return rows[0][0]
 
@@ -124,26 +125,26 @@ def test_a_cell_that_is_left_out_gives_the_advantages_of_the_one_that_stands_for
 
     def advantages(cell: str) -> object:
         method, shaping = cell.split("/")
-        penalty, bonus = SHAPINGS[shaping].exception, SHAPINGS[shaping].ok
+        table = SHAPINGS.get(shaping, RewardTable(ok=0.1))
+        penalty, bonus = table.exception, table.ok
         rows = tuple((penalty, bonus * outcome, 0.0) for outcome in group)
         return load_estimator(method)(GroupRewards.from_rows(group, rows))
 
     assert advantages(name) == advantages(SAME_AS[name])
 
 
-@pytest.mark.parametrize(("answer", "paid"), [("42", True), ("41", False)])
-def test_gated_shaping_pays_lines_that_ran_in_rollouts_that_solved_and_in_no_others(answer: str, paid: bool) -> None:
-    played = asyncio.run(world(["6 * 7\n", "1 / 0\n", f"submit_final_answer({answer})\n"]).collect([TASK]))
-    ran, failed, submitted = compute_line_rewards(played[0], SHAPINGS["gated"])
-    assert (ran > 0) is paid
-    assert failed < 0
-    assert submitted == 0
-    assert compute_line_rewards(played[0], SHAPINGS["none"]) == (0.0, 0.0, 0.0)
-    assert compute_line_rewards(played[0], SHAPINGS["penalty"]) == (0.0, failed, 0.0)
+def test_a_condition_that_this_version_cannot_train_is_refused_with_those_that_it_can(tmp_path: Path) -> None:
+    experiment = Experiment(tmp_path, Settings(tokens=100), [BASELINE, "errors/spared", "errors/first"], seeds=2)
+    with pytest.raises(ConfigError, match="'errors/spared'; .*--conditions outcome/none errors/first"):
+        run_experiment(experiment, lambda _: None, Played().opened)
 
 
 def test_conditions_are_chosen_by_name_in_their_own_order() -> None:
-    assert [c.name for c in conditions(["fenced", "process/gated", BASELINE])] == [BASELINE, "process/gated", "fenced"]
+    assert [c.name for c in conditions(["fenced", "state_anchor/penalty", BASELINE])] == [
+        BASELINE,
+        "state_anchor/penalty",
+        "fenced",
+    ]
     assert conditions() == CONDITIONS
     with pytest.raises(ConfigError, match="choose among"):
         conditions(["nonsense"])
@@ -159,9 +160,12 @@ def test_seeds_are_played_one_after_the_other_and_starts_first() -> None:
 
 
 def test_what_is_done_is_not_played_again() -> None:
-    done: list[Row] = [START, row(seed=0), row("process/gated", 1)]
-    left = jobs(conditions([BASELINE, "process/gated"]), range(2), done)
-    assert [(job.condition and job.condition.name, job.seed) for job in left] == [("process/gated", 0), (BASELINE, 1)]
+    done: list[Row] = [START, row(seed=0), row("state_anchor/penalty", 1)]
+    left = jobs(conditions([BASELINE, "state_anchor/penalty"]), range(2), done)
+    assert [(job.condition and job.condition.name, job.seed) for job in left] == [
+        ("state_anchor/penalty", 0),
+        (BASELINE, 1),
+    ]
 
 
 def test_fenced_runs_wait_for_their_policy_while_others_overtake_them() -> None:
@@ -176,9 +180,11 @@ def test_fenced_runs_wait_for_their_policy_while_others_overtake_them() -> None:
 
 
 def test_an_experiment_that_broke_off_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    experiment = Experiment(tmp_path, Settings(tokens=100), [BASELINE, "process/penalty", "process/gated"], seeds=2)
+    experiment = Experiment(
+        tmp_path, Settings(tokens=100), [BASELINE, "process/penalty", "state_anchor/penalty"], seeds=2
+    )
     with pytest.raises(ReplRLError):
-        run_experiment(experiment, lambda _: None, Played(fail="process/gated").opened)
+        run_experiment(experiment, lambda _: None, Played(fail="state_anchor/penalty").opened)
     before = len((tmp_path / "rows.jsonl").read_text().splitlines())
     again, told = Played(), list[str]()
     report = run_experiment(experiment, told.append, again.opened)
@@ -194,18 +200,23 @@ def test_an_experiment_that_broke_off_goes_on_where_it_stopped(tmp_path: Path) -
 
 def test_rates_are_chosen_by_one_rule_on_seeds_that_no_report_holds(tmp_path: Path) -> None:
     settings = Settings(tokens=100, rates=(0.1, 0.2, 0.3))
-    experiment = Experiment(tmp_path, settings, [BASELINE, "process/gated"], seeds=2)
+    experiment = Experiment(tmp_path, settings, [BASELINE, "state_anchor/penalty"], seeds=2)
     players, told = Played(), list[str]()
     report = run_experiment(experiment, told.append, players.opened)
     tried = [job for job in players.given if job.condition and job.tuning]
     assert len(tried) == len(TUNING) * 3 * 2
     (chosen,) = (line for line in told if line.startswith("learning rates: "))
     assert "outcome/none 0.3" in chosen
-    assert "process/gated 0.1" in chosen
+    assert "state_anchor/penalty 0.1" in chosen
     rows = report["rows"]
     assert isinstance(rows, list)
     found = {(r["condition"], r["seed"], r["learning_rate"]) for r in rows if r["kind"] == "run"}
-    assert found == {(BASELINE, 0, 0.3), (BASELINE, 1, 0.3), ("process/gated", 0, 0.1), ("process/gated", 1, 0.1)}
+    assert found == {
+        (BASELINE, 0, 0.3),
+        (BASELINE, 1, 0.3),
+        ("state_anchor/penalty", 0, 0.1),
+        ("state_anchor/penalty", 1, 0.1),
+    }
     nobody = Played()
     assert run_experiment(experiment, told.append, nobody.opened) == report
     assert nobody.given == []
@@ -231,7 +242,7 @@ def test_one_cell_is_repeated_with_its_own_seed(tmp_path: Path) -> None:
 
 def test_how_small_a_difference_is_detected_is_said_before_anything_runs(tmp_path: Path) -> None:
     told: list[str] = []
-    experiment = Experiment(tmp_path, Settings(tokens=100), [BASELINE, "process/gated"], seeds=8)
+    experiment = Experiment(tmp_path, Settings(tokens=100), [BASELINE, "state_anchor/penalty"], seeds=8)
     report = run_experiment(experiment, told.append, Played().opened)
     assert told[0].startswith("8 seeds detect a difference of 2.5 points (paired t, two-sided 5%, power 80%)")
     assert isinstance(report["power"], dict)
@@ -253,7 +264,7 @@ def test_how_small_a_difference_is_detected_is_said_before_anything_runs(tmp_pat
 def test_a_report_is_about_what_was_asked_for_although_more_was_played(tmp_path: Path) -> None:
     settings = Settings(tokens=100)
     run_experiment(
-        Experiment(tmp_path, settings, [BASELINE, "process/gated"], seeds=2), lambda _: None, Played().opened
+        Experiment(tmp_path, settings, [BASELINE, "state_anchor/penalty"], seeds=2), lambda _: None, Played().opened
     )
     report = run_experiment(Experiment(tmp_path, settings, [BASELINE], seeds=1), lambda _: None, Played().opened)
     rows = report["rows"]

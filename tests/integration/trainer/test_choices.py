@@ -48,12 +48,11 @@ class Groups(TrainerCallback):
     ("lr_scheduler", "cosin", r"trainer\.lr_scheduler is 'cosin'; choose one of linear, cosine,"),
     ("lr_scheduler", "greedy", r"trainer\.lr_scheduler is 'greedy'; choose one of"),
     ("lr_scheduler", "linear(power=2)", r"option power of trainer\.lr_scheduler linear is 2; it has no options"),
-    ("lr_scheduler", "polynomial(exponent=2)", r"its options are lr_end, power"),
+    ("lr_scheduler", "cosine(power=2)", r"its options are num_cycles"),
     ("lr_scheduler", "cosine_with_min_lr", r"is 'cosine_with_min_lr'; .*min_lr_rate should be set"),
     ("lr_scheduler", "warmup_stable_decay", r"trainer\.lr_scheduler is 'warmup_stable_decay'; .*num_decay_steps"),
     ("lr_scheduler", "cosine(num_cycles='two')", r"is .*transformers cannot make a learning rate"),
     ("lr_scheduler", "cosine_with_min_lr(min_lr_rate=3.0)", r"is .*learning rates would be 0, 0\.0005, "),
-    ("lr_scheduler", "polynomial(lr_end=0.1)", r"is .*transformers cannot make a learning rate"),
     ("lr_scheduler", "constant", r"is 'constant'; it has no warm-up: choose constant_with_warmup"),
 ])  # fmt: skip
 def test_a_name_or_option_that_there_is_not_is_refused_where_it_is_written(field: str, text: str, message: str) -> None:
@@ -62,7 +61,7 @@ def test_a_name_or_option_that_there_is_not_is_refused_where_it_is_written(field
 
 
 def test_an_optimizer_of_a_package_that_is_not_there_is_refused_with_what_to_install() -> None:
-    for name in ("adamw_8bit", "paged_adamw_32bit(weight_decay=0.1)", "lion_32bit"):
+    for name in ("adamw_8bit", "paged_adamw_8bit(weight_decay=0.1)"):
         with pytest.raises(ConfigError, match=r"trainer\.optimizer is .*pip install bitsandbytes"):
             choices.parse_optimizer(name, found=lambda package: None)
         assert choices.parse_optimizer(name, found=lambda package: package)["optim"] == name.partition("(")[0]
@@ -81,9 +80,7 @@ def test_the_defaults_are_what_the_help_spells_out() -> None:
         assert made(default) == made(whole)
 
 
-@pytest.mark.parametrize(
-    "text", ["adamw_torch", "adafactor(weight_decay=0.1)", "rmsprop(alpha=0.9)", "sgd(momentum=0.5)"]
-)
+@pytest.mark.parametrize("text", ["adamw_torch", "adafactor(weight_decay=0.1)", "sgd(momentum=0.5)"])
 def test_an_optimizer_without_a_package_of_its_own_takes_a_step(text: str, tmp_path: Path) -> None:
     model = tiny_model()
     before = copy.deepcopy(model.state_dict())
@@ -109,7 +106,6 @@ def test_options_reach_the_optimizer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("schedule", "expected"), [
     ("linear", [0.0, 0.5, 1.0, 0.75, 0.5, 0.25]),
     ("constant_with_warmup", [0.0, 0.5, 1.0, 1.0, 1.0, 1.0]),
-    ("polynomial(power=2.0, lr_end=0.0)", [0.0, 0.5, 1.0, 0.5625, 0.25, 0.0625]),
     ("warmup_stable_decay(num_decay_steps=2, decay_type='linear')", [0.0, 0.5, 1.0, 1.0, 1.0, 0.5]),
 ])  # fmt: skip
 def test_the_learning_rate_follows_the_schedule_over_all_optimizer_steps(
@@ -134,10 +130,8 @@ def test_every_name_in_the_tables_is_known_to_trl_and_transformers(tmp_path: Pat
         args = grpo_args(PLAIN, tmp_path)
         args.optim = choices.parse_optimizer(name, found=lambda package: package)["optim"]
         assert OptimizerNames(args.optim).value == name
-    needed = {"cosine_with_min_lr": "(min_lr_rate=0.1)", "cosine_warmup_with_min_lr": "(min_lr_rate=0.1)",
-              "warmup_stable_decay": "(num_decay_steps=3)"}  # fmt: skip
-    falling = {"reduce_lr_on_plateau", "greedy"}
-    assert {*SCHEDULES} == {kind.value for kind in SchedulerType} - falling, "the list is that of transformers"
+    needed = {"cosine_with_min_lr": "(min_lr_rate=0.1)", "warmup_stable_decay": "(num_decay_steps=3)"}
+    assert {*SCHEDULES} <= {kind.value for kind in SchedulerType}
     for name in SCHEDULES:
         config = replace(PLAIN, warmup_steps=0, lr_scheduler=name + needed.get(name, ""))
         assert grpo_args(config, tmp_path).lr_scheduler_type == name

@@ -48,8 +48,6 @@ def allowed(name: str, group: Sequence[Trajectory], before: Rows, after: Rows, i
     if name == "state_anchor":
         states = [compute_line_states(t) for t in group]
         return {place for place in every if anchored(states, before, *place) != anchored(states, after, *place)}
-    if name == "merged_prefixes":
-        return {(i, k) for k in range(at + 1)}
     assert name == "process", "write down what a new estimator allows"
     outcomes = [t.outcome or 0.0 for t in group]
     return {place for place in every if supervised(outcomes, before, *place) != supervised(outcomes, after, *place)}

@@ -218,7 +218,7 @@ COMPOSED = {
     "adapters": replace(CONFIG, lora_rank=4),
     "reference": replace(CONFIG, kl="k3(beta=0.1)"),
     "reference of adapters": replace(CONFIG, kl="k3(beta=0.1)", lora_rank=4),
-    "ratios of lines, two updates": replace(CONFIG, importance_sampling="line_truncate", num_iterations=2),
+    "masked ratios, two updates": replace(CONFIG, importance_sampling="token_mask", num_iterations=2),
     "parts and passes": replace(CONFIG, num_mini_batches=2, per_device_batch_size=1, estimator="process"),
     "checkpointing": replace(CONFIG, gradient_checkpointing=True),
 }

@@ -79,7 +79,7 @@ CASES: Mapping[str, Callable[[Path, torch.device], list[float]]] = {
     "trl": partial(trained, config=replace(CONFIG, fast_logprobs=False)),
     "adapters": partial(trained, config=replace(CONFIG, lora_rank=4)),
     "reference": partial(trained, config=replace(CONFIG, kl="k3(beta=0.1)")),
-    "lines": partial(trained, config=replace(CONFIG, importance_sampling="line_truncate", num_iterations=2)),
+    "masked": partial(trained, config=replace(CONFIG, importance_sampling="token_mask", num_iterations=2)),
     "checkpointed": partial(trained, config=replace(CONFIG, gradient_checkpointing=True)),
     "float32": partial(scored, dtype=torch.float32),
     "bfloat16": partial(scored, dtype=torch.bfloat16),

@@ -54,8 +54,6 @@ KINDS: Mapping[str, Sequence[str]] = {
         "--engine",
         "transformers",
         "--curriculum",
-        "--trainer.anneal-steps",
-        "8",
         "--trainer.no-fast-logprobs",
     ),
     "lora": ("--engine", "transformers", "--trainer.lora-rank", "2", "--trainer.kl", "k3"),

@@ -84,25 +84,23 @@ SETTINGS: Mapping[str, Mapping[str, Words]] = {
     "ahead": {"0": (), "1": ("--trainer.max-staleness-steps", "1"), "2": ("--trainer.max-staleness-steps", "2")},
     "estimator": {
         name: ("--trainer.estimator", name)
-        for name in (
-            *("two_stream", "outcome", "process", "return_to_go(given='as_given')", "state_anchor"),
-            "merged_prefixes",
-        )
+        for name in (*("two_stream", "outcome", "process", "return_to_go(given='as_given')", "state_anchor"),)
     },
     "importance": {
-        name: ("--trainer.importance-sampling", name)
-        for name in ("token_truncate", "token_mask", "token_band", "line_mask", "sequence_truncate", "none")
+        name: ("--trainer.importance-sampling", name) for name in ("token_truncate", "token_mask", "token_band", "none")
     },
     "loss": {name: ("--trainer.loss", name) for name in ("dapo", "grpo", "dr_grpo", "cispo", "sapo")},
     "optimizer": {
-        name: ("--trainer.optimizer", name)
-        for name in ("adamw_torch_fused", "adafactor", "sgd(momentum=0.9)", "rmsprop(momentum=0.5)")
+        name: ("--trainer.optimizer", name) for name in ("adamw_torch_fused", "adafactor", "sgd(momentum=0.9)")
     },
     "schedule": {
         "linear": (),
         "constant": ("--trainer.lr-scheduler", "constant", "--trainer.warmup-steps", "0"),
         "cosine": ("--trainer.lr-scheduler", "cosine", "--trainer.warmup-steps", "1"),
-        "restarts": ("--trainer.lr-scheduler", "cosine_with_restarts(num_cycles=2)", "--trainer.warmup-steps", "0"),
+        "decay": (
+            *("--trainer.lr-scheduler", "warmup_stable_decay(num_decay_steps=1)"),
+            *("--trainer.warmup-steps", "1"),
+        ),
     },
     "host": {
         "none": (),
@@ -129,7 +127,7 @@ SETTINGS: Mapping[str, Mapping[str, Words]] = {
     },
     "rewards": {
         "table": (),
-        "gated": ("--trainer.rewards.ok", "0.05", "--trainer.rewards.gated"),
+        "for running": ("--trainer.rewards.ok", "0.05"),
         "function": ("--trainer.line-rewards", f"{ADD}=0.1"),
         "potential": ("--trainer.potential", "repl_rl.credit.rewards:compute_error_potential=0.1"),
     },
@@ -153,7 +151,6 @@ SETTINGS: Mapping[str, Mapping[str, Words]] = {
     "lora": {"none": (), "rank 2": ("--trainer.lora-rank", "2")},
     "dtype": {"float32": (), "bfloat16": ("--trainer.dtype", "bfloat16")},
     "curriculum": {"off": (), "on": ("--curriculum",)},
-    "fade": {"off": (), "on": ("--trainer.anneal-steps", "2")},
     "checkpointing": {"off": (), "on": ("--trainer.gradient-checkpointing",)},
     "overshoot": {"forbid": (), "carry": ("--newline-tokens", "carry")},
     "kv": {"drop": (), "keep": ("--kv-on-sync", "keep")},

@@ -34,10 +34,10 @@ def played(lines: Sequence[str], answer: str = "") -> Trajectory:
     return trajectory
 
 
-def advantages(group: Sequence[Trajectory], estimator: str, step: int = 0) -> list[tuple[float, ...]]:
+def advantages(group: Sequence[Trajectory], estimator: str) -> list[tuple[float, ...]]:
     credit = build_credit_config(TrainerConfig(estimator=estimator))
     earned = tuple(build_group_entry(t, credit) for t in group)
-    return list(compute_group_advantages(Group(earned), credit, step))
+    return list(compute_group_advantages(Group(earned), credit))
 
 
 def mean_of_tokens(t: Trajectory, advantages_L: Sequence[float]) -> float:
