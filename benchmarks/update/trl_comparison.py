@@ -26,7 +26,7 @@ from repl_rl.credit.advantage_estimators import load_estimator
 from repl_rl.credit.rewards import CreditConfig
 from repl_rl.errors import ReplRLError
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.grpo import ReplGRPOTrainer
+from repl_rl.trainer.grpo import ReplGRPOTrainer, TrainerComponents
 from repl_rl.trainer.grpo_config import GRPOTrainer, grpo_args
 from repl_rl.trainer.logprobs import TOKENS_PER_PASS_CPU, TOKENS_PER_PASS_GPU, build_token_columns
 from repl_rl.trainer.plugins.prefix_sharing import PrefixSharing
@@ -190,9 +190,11 @@ def _ours(model: PreTrainedModel, rollouts: Sequence[Trajectory], folder: Path, 
         source=_Replay(rollouts),
         args=grpo_args(config, folder),
         credit=CreditConfig(load_estimator("outcome"), config.rewards),
-        tolerance=config.compute_logprob_tolerance(),
-        weights=folder,
-        sharing=PrefixSharing(_refuse) if side == "ours" else None,
+        components=TrainerComponents(
+            weights_folder=folder,
+            logprob_tolerance=config.compute_logprob_tolerance(),
+            prefix_sharing=PrefixSharing(_refuse) if side == "ours" else None,
+        ),
     )
     # Another number of rows per pass rounds differently.
     if side == "other":

@@ -485,6 +485,10 @@ ESTIMATORS: dict[str, Callable[..., Advantages]] = {
 }
 
 
+_STATELESS = frozenset(ESTIMATORS) - {state_anchor.__name__}
+"""Estimators that compare no console states."""
+
+
 def penalize_first_error(trajectory: Trajectory) -> list[float]:
     """Return -1 for each line in error that follows a cell without error, or no cell, and 0 for other lines.
 
@@ -559,6 +563,11 @@ def get_discount(text: str) -> float:
 def uses_line_rewards(text: str) -> bool:
     """Return True unless the estimator uses outcomes alone."""
     return NameWithOptions.parse("estimator", text).name != outcome.__name__
+
+
+def reads_states(text: str) -> bool:
+    """Return True if the estimator may compare console states; an estimator of the user may."""
+    return NameWithOptions.parse("estimator", text).name not in _STATELESS
 
 
 def sums_shaping(text: str) -> bool:

@@ -294,11 +294,13 @@ class CreditConfig:
     """Reward functions of the user, in addition to the table and the sampler's rewards."""
     potential: Potential | None = None
     """Potential that shapes line rewards. None disables it."""
-    stop_policy: StopPolicy = field(default_factory=StopPolicy)
-    """Stops that are masked or penalised."""
+    stop_policy: StopPolicy | None = None
+    """Stops that are masked or penalised. None trains on every stop."""
     sums_shaping: bool = True
     """True if the estimator sums shaping within the bound of the table. False means that it uses single lines, or
     none."""
+    reads_states: bool = True
+    """True if the estimator may compare console states, whose names are then computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,10 +325,11 @@ def build_group_entry(trajectory: Trajectory, credit: CreditConfig) -> GroupEntr
         return GroupEntry(trajectory.task_id, trajectory.prompt_key, RolloutRewards(None))
     shaping_L = compute_shaping(trajectory, credit.reward_table)
     given_rewards = compute_given_rewards(trajectory, credit.extra_rewards, credit.potential)
+    states_L = compute_line_states(trajectory) if credit.reads_states else (None,) * len(shaping_L)
     # One row per line: shaping, state, token count, and each given reward.
     columns = zip(
         shaping_L,
-        compute_line_states(trajectory),
+        states_L,
         (len(line.token_ids) for line in trajectory.lines),
         *given_rewards.values(),
         strict=True,

@@ -8,7 +8,7 @@ compares its log probabilities with those of the sampler.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from accelerate.utils import gather_object, is_peft_model
 from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.trainer_callback import ExportableState
 
 from repl_rl.credit.credit_metrics import (
     compute_credit_metrics,
@@ -35,13 +36,11 @@ from repl_rl.credit.rewards import (
 from repl_rl.deprecations import keeps_old_names
 from repl_rl.errors import ConfigError
 from repl_rl.models.lm_head import forbid_ids
-from repl_rl.tasks import Curriculum
-from repl_rl.trainer.config import GroupSamplingOptions, parse_importance
-from repl_rl.trainer.dynamic_sampling import GroupSampler
+from repl_rl.trainer.config import parse_importance
+from repl_rl.trainer.group_sampler import GroupSampler, SyncedStep, TaskSampler
 from repl_rl.trainer.grpo_config import GRPOConfig, GRPOTrainer, validate_task_count, validate_trl_options
 from repl_rl.trainer.importance_sampling import (
     LogprobMismatch,
-    Staleness,
     apply_importance_correction,
     compute_token_staleness,
 )
@@ -52,14 +51,15 @@ from repl_rl.trainer.logprobs import (
     build_line_numbers,
     build_token_columns,
 )
-from repl_rl.trainer.plugins.async_rollouts import AsyncGroups, StalenessSchedule, add_probe_mismatch
-from repl_rl.trainer.plugins.checkpoint import ResumableGRPOTrainer
+from repl_rl.trainer.plugins.checkpoint import CheckpointCallback, CheckpointManager
+from repl_rl.trainer.plugins.fsdp import check_model_sharded, enable_fsdp
 from repl_rl.trainer.plugins.prefix_sharing import PrefixSharing
 from repl_rl.trainer.reference_model import copy_frozen
 from repl_rl.trainer.rollout_source import RolloutSource
 from repl_rl.trainer.weight_sync import WeightSync
 from repl_rl.trajectory.trajectory import Group, Trajectory
 from repl_rl.trajectory.trajectory_metrics import compute_mean_parts
+from repl_rl.utils.describe_os_errors import catch_os_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class TrainBatch:
     trajectories: tuple[Trajectory, ...]
     """Trajectories as they were played."""
     trained_trajectories: tuple[Trajectory, ...]
-    """The same trajectories after the `StopPolicy`, as training uses them."""
+    """The same trajectories after the stop policy, as training uses them."""
     rows: tuple[Trajectory, ...]
     """Rows of the update, B of them, in order: `trained_trajectories`, trained children and alternatives, idle rows."""
     advantages: Tensor
@@ -110,13 +110,41 @@ def compute_outcome_rewards(trajectory: Sequence[Trajectory], **_: object) -> li
     return [t.outcome if t.trainable else None for t in trajectory]
 
 
+@dataclass(frozen=True, slots=True)
+class TrainerComponents:
+    """Components of the trainer, apart from policy, rollouts and credit."""
+
+    weights_folder: Path
+    """Existing folder through which weights travel to the rollout source. All processes read the main one's."""
+    logprob_tolerance: float
+    """Largest allowed difference of one log probability between sampler and trainer, nats."""
+    importance_sampling: str = "token_truncate"
+    """Value of `TrainerConfig.importance_sampling`. TRL's configuration holds the correction itself."""
+    fast_logprobs: bool = True
+    """True: log probabilities come from `LogprobScorer`, equal to TRL's up to rounding. False: those of TRL's own
+    pass, bit for bit."""
+    prefix_sharing: PrefixSharing | None = None
+    """Scoring of the common beginning of rollouts once, with `fast_logprobs`. None disables it."""
+    make_group_sampler: "Callable[[ReplGRPOTrainer], GroupSampler] | None" = None
+    """Function that creates the group sampler. None means `make_plain_group_sampler`."""
+
+
+def make_plain_group_sampler(trainer: "ReplGRPOTrainer") -> GroupSampler:
+    """Return a group sampler that waits for the rollouts of each step."""
+    return GroupSampler(trainer.source, trainer.num_generations, trainer.accelerator)
+
+
 @keeps_old_names
-class ReplGRPOTrainer(ResumableGRPOTrainer):
+class ReplGRPOTrainer(GRPOTrainer):
     """GRPO on trajectories of a live console.
 
     The dataset is a list of task ids; TRL groups and shuffles them, and never encodes them.
     """
 
+    checkpoint_manager: CheckpointManager | None = None
+    """Checkpoint manager. None means that the run is not saved."""
+    task_sampler: TaskSampler
+    """Order of the tasks. Its random generator continues from epoch to epoch."""
     train_batch: TrainBatch
     """Rollouts of the current step, unset before the first step."""
     scored_batch: ScoredBatch
@@ -135,14 +163,7 @@ class ReplGRPOTrainer(ResumableGRPOTrainer):
         source: RolloutSource,
         args: GRPOConfig,
         credit: CreditConfig,
-        tolerance: float,
-        weights: Path,
-        fast: bool = True,
-        importance: str = "token_truncate",
-        curriculum: Curriculum | None = None,
-        plan: GroupSamplingOptions | None = None,
-        sharing: PrefixSharing | None = None,
-        ahead: int = 0,
+        components: TrainerComponents,
     ) -> None:
         """
         Args:
@@ -153,20 +174,13 @@ class ReplGRPOTrainer(ResumableGRPOTrainer):
             source: rollout source.
             args: TRL's configuration.
             credit: estimator and rewards.
-            tolerance: largest allowed difference of one log probability between sampler and trainer, nats.
-            weights: existing folder through which weights travel to `source`. All processes read the main one's.
-            fast: log probabilities come from `LogprobScorer`, equal to TRL's up to rounding. False takes those of TRL's
-                own pass, bit for bit.
-            importance: value of `TrainerConfig.importance_sampling`. `args` holds the correction of ratios of tokens.
-            curriculum: chooses the tasks of each step in place of TRL. None keeps TRL's order.
-            plan: dynamic sampling or a FIFO window; see `GroupSampler`. None samples each group once.
-            sharing: prefix sharing: the fast pass scores the common beginning of rollouts once. None disables it.
-            ahead: number of later steps whose rollouts run while the policy is updated; see `AsyncGroups`.
+            components: weight sync, scoring and group sampling.
 
         Raises:
             ConfigError: `validate_trl_options` refuses an option of `args`, `task_ids` has too few tasks, `model`
-                cannot forbid an id, or `source` has no async rollouts.
+                cannot forbid an id, or `source` cannot do what the group sampler needs.
         """
+        fast = components.fast_logprobs
         validate_trl_options(args, fast)
         validate_task_count(task_ids, args)
         # With a KL penalty, TRL would load a reference model from the folder that the model names.
@@ -186,43 +200,52 @@ class ReplGRPOTrainer(ResumableGRPOTrainer):
             )
         self.source = source
         self.credit = credit
-        self.tolerance = tolerance
-        self.importance_sampling, _ = parse_importance(importance)
-        self.curriculum = curriculum
-        self.max_staleness_steps = ahead
-        # Choose the group sampler: each step waits for its own rollouts, or later steps run in the background.
-        size, seed, steps = args.num_generations, args.seed, self.optimizer_steps_per_step
-        self.group_sampler = GroupSampler(
-            source, task_ids, size, self.accelerator, plan, curriculum, credit.stop_policy, seed
-        )
-        if ahead:
-            schedule, upcoming = StalenessSchedule(ahead, args.max_steps // steps), self._iterate_upcoming_task_ids
-            self.group_sampler = AsyncGroups(
-                source, size, self.accelerator, schedule, steps, upcoming, curriculum, plan
-            )
+        self.components = components
+        make_group_sampler = components.make_group_sampler or make_plain_group_sampler
+        self.group_sampler = make_group_sampler(self)
         # Change the model in place before it is copied: the reference model needs the same ids and attention.
         base_model = self.accelerator.unwrap_model(self.model)
         base_model = base_model.get_base_model() if is_peft_model(base_model) else base_model
         forbid_ids(base_model, source.forbidden_ids)
-        self.prefix_sharing = sharing if fast else None
-        if self.prefix_sharing is not None:
-            self.prefix_sharing.install_attention(base_model)
+        sharing = components.prefix_sharing if fast else None
+        if sharing is not None:
+            sharing.install_attention(base_model)
         # With adapters no copy is needed: the reference is the model with its adapters disabled.
         if beta and base_model is self.model:
             self.ref_model = copy_frozen(base_model, self.accelerator)
         autocast = self.accelerator.autocast
-        self._scorer = (
-            LogprobScorer(base_model, self.ref_model, autocast, sharing=self.prefix_sharing) if fast else None
-        )
+        self._scorer = LogprobScorer(base_model, self.ref_model, autocast, sharing=sharing) if fast else None
         # From here on TRL treats the rollout source as its vLLM: it syncs weights to it before each step's rollouts,
         # and corrects for the logprob mismatch.
         self.use_vllm = True
-        self.vllm_generation = WeightSync(self, source, weights, alternate=ahead > 0)
+        alternate = self.group_sampler.samples_during_update
+        self.vllm_generation = WeightSync(self, source, components.weights_folder, alternate=alternate)
         self._last_loaded_step = -1
         self.rollout_s = 0.0
         """Wall clock time of all rollouts so far."""
 
-    def _iterate_upcoming_task_ids(self) -> Iterator[list[str]]:
+    @property
+    def steps_done(self) -> int:
+        """Number of finished steps; each takes `optimizer_steps_per_step` optimizer steps."""
+        done: int = self.state.global_step // self.optimizer_steps_per_step
+        return done
+
+    @property
+    def optimizer_steps_per_step(self) -> int:
+        """Optimizer steps per batch of rollouts."""
+        passes: int = self.args.steps_per_generation * self.num_iterations // self.args.gradient_accumulation_steps
+        return max(1, passes)
+
+    @property
+    def stateful_callbacks(self) -> list[object]:
+        """Callbacks whose states transformers writes into its checkpoints."""
+        return [
+            callback
+            for callback in (*self.callback_handler.callbacks, self.control)
+            if isinstance(callback, ExportableState)
+        ]
+
+    def iterate_upcoming_task_ids(self) -> Iterator[list[str]]:
         """Yield the task ids of this process's rollouts, for the current step and each later one."""
         for rows in self.task_sampler.iterate_upcoming(self.steps_done):
             yield [self.train_dataset[row]["prompt"] for row in rows]
@@ -242,7 +265,8 @@ class ReplGRPOTrainer(ResumableGRPOTrainer):
         step = self.state.global_step
         trajectories = self.group_sampler.collect(task_ids, step)
         self.rollout_s += time.perf_counter() - start
-        trained = tuple(map(self.credit.stop_policy.apply, trajectories))
+        policy = self.credit.stop_policy
+        trained = trajectories if policy is None else tuple(map(policy.apply, trajectories))
         self.train_batch = self._build_train_batch(trajectories, trained)
         rows = build_token_columns(self.train_batch.rows, self._tokenizer.pad_token_id)
         return {
@@ -267,11 +291,8 @@ class ReplGRPOTrainer(ResumableGRPOTrainer):
             **compute_credit_metrics(entries, self.credit),
             **compute_length_metrics(groups, advantages),
             **self.group_sampler.metrics,
+            **self.group_sampler.record_outcomes(entries),
         }
-        # The curriculum records the outcomes of all processes, so its copies in all processes agree.
-        if self.curriculum is not None:
-            metrics["level_mean"] = self.curriculum.compute_mean_level(e.task_id for e in entries)
-            self.curriculum.record((e.task_id, float(e.solved)) for e in entries if e.rewards.outcome is not None)
         # Keep this process's part, and give rollouts that are not trained on an advantage of 0.
         first_index = self.accelerator.process_index * len(trained)
         local = slice(first_index, first_index + len(trained))
@@ -280,8 +301,12 @@ class ReplGRPOTrainer(ResumableGRPOTrainer):
             row if t.trainable else (0.0,) * len(t.lines) for row, t in zip(local_advantages, trained, strict=True)
         ]
         # Add rows for children and alternatives, then idle rows, so that all processes have the same number.
-        rows, advantages_B_L = add_child_rows(trained, trained_advantages)
-        rows, advantages_B_L = pad_with_idle_rows(rows, advantages_B_L, self._count_padded_rows(len(rows)))
+        rows: Sequence[Trajectory] = trained
+        advantages_B_L: Sequence[Sequence[float]] = trained_advantages
+        if any(t.children or any(line.alternatives for line in t.lines) for t in trained):
+            rows, advantages_B_L = add_child_rows(rows, advantages_B_L)
+        if (count := self._count_padded_rows(len(rows))) > len(rows):
+            rows, advantages_B_L = pad_with_idle_rows(rows, advantages_B_L, count)
         width = max(len(t.completion_ids) if t.trainable else 1 for t in rows)
         return TrainBatch(
             trajectories,
@@ -315,13 +340,13 @@ class ReplGRPOTrainer(ResumableGRPOTrainer):
         """Return TRL's batch with our `advantages` of shape (B, T) in place of TRL's of shape (B,).
 
         Raises:
-            WeightSyncError: log probabilities of sampler and trainer differ by more than `tolerance`.
+            WeightSyncError: log probabilities of sampler and trainer differ by more than `logprob_tolerance`.
         """
         # `super()` computes log probabilities of the policy first, then those of the reference model.
         self._unscored = True
         batch: dict[str, Tensor] = super()._generate_and_score_completions(inputs)
         self.scored_batch = self._build_scored_batch(batch)
-        self.scored_batch.mismatch.check_tolerance(self.tolerance, self.state.global_step)
+        self.scored_batch.mismatch.check_tolerance(self.components.logprob_tolerance, self.state.global_step)
         batch["advantages"] = self.train_batch.advantages
         # TRL shuffles and splits the batch, so each row keeps its number in the step.
         batch["rows"] = torch.arange(len(self.train_batch.rows), device=batch["advantages"].device)
@@ -338,14 +363,12 @@ class ReplGRPOTrainer(ResumableGRPOTrainer):
         ages = compute_token_staleness(
             rows, width, step, self.group_sampler.max_staleness * self.optimizer_steps_per_step
         )
-        mismatch = apply_importance_correction(batch, rows, ages, self.importance_sampling, self.accelerator)
-        metrics = self.prefix_sharing.metrics(self.accelerator) if self.prefix_sharing is not None else {}
-        if self.max_staleness_steps:
-            metrics |= Staleness.from_ages(ages, self.optimizer_steps_per_step).metrics()
-            # If all tokens of the step are stale, compare log probabilities of a new line instead.
-            if not mismatch.tokens:
-                mismatch = add_probe_mismatch(self, mismatch, self.source, self.train_batch.trained_trajectories, step)
-        return ScoredBatch(mismatch, batch["old_per_token_logps"].float().cpu(), metrics)
+        importance, _ = parse_importance(self.components.importance_sampling)
+        mismatch = apply_importance_correction(batch, rows, ages, importance, self.accelerator)
+        metrics = self._scorer.metrics(self.accelerator) if self._scorer is not None else {}
+        synced = SyncedStep(self.train_batch.trained_trajectories, ages, step, self, mismatch)
+        mismatch, staleness = self.group_sampler.check_sync(synced)
+        return ScoredBatch(mismatch, batch["old_per_token_logps"].float().cpu(), {**metrics, **staleness})
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Tensor]) -> Tensor:
         """Compute TRL's loss; while it runs, `_rows` holds its rows of the step."""
@@ -392,3 +415,95 @@ class ReplGRPOTrainer(ResumableGRPOTrainer):
         """True if the first scoring of a step also serves its only loss, and so keeps its graph."""
         is_single_batch = self.args.steps_per_generation * self.num_iterations == 1
         return is_single_batch and not self.args.gradient_checkpointing
+
+    def attach_checkpoints(
+        self, manager: CheckpointManager, parts: Mapping[str, object], warn: Callable[[str], None]
+    ) -> None:
+        """Attach a checkpoint manager: it saves the trainer with all stateful `parts`, and restores a resumed run.
+
+        Under FSDP, the main process saves whole weights. Under DeepSpeed, nothing is saved and a warning is reported,
+        because each process has only a part of the weights.
+
+        Raises:
+            ConfigError: as `CheckpointManager.attach_trainer`.
+        """
+        if self.is_deepspeed_enabled:
+            warn("no states are saved, so the run cannot be resumed: each process has only a part of the weights")
+            return
+        manager.attach_trainer(self, parts)
+        self.checkpoint_manager = manager
+        self.add_callback(CheckpointCallback(manager, self))
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Create the accelerator as transformers does, with FSDP if it is requested."""
+        super().create_accelerator_and_postprocess()
+        enable_fsdp(self.accelerator)
+        self.is_fsdp_enabled = getattr(self.accelerator.state, "fsdp_plugin", None) is not None
+
+    def _prepare_for_training(self, *args: object, **kwargs: object) -> object:
+        """Prepare the model as transformers does, and check that FSDP has sharded it.
+
+        Raises:
+            ConfigError: FSDP is requested, and the model is not sharded.
+        """
+        prepared: object = super()._prepare_for_training(*args, **kwargs)
+        # FSDP needs at least two processes.
+        if self.accelerator.num_processes > 1:
+            check_model_sharded(self.model)
+        return prepared
+
+    def _get_train_sampler(self, dataset: object = None) -> TaskSampler:
+        self.task_sampler = TaskSampler.from_sampler(super()._get_train_sampler(dataset))
+        return self.task_sampler
+
+    def _maybe_log_save_evaluate(self, *args: object, **kwargs: object) -> None:
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        if self.checkpoint_manager is not None:
+            self.checkpoint_manager.on_step_end(self)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model as TRL does, with a one-line error if the system refuses the write.
+
+        Raises:
+            ConfigError: the model cannot be written.
+        """
+        with catch_os_errors("folder", Path(output_dir or self.args.output_dir), "the model", ", then --resume"):
+            super().save_model(output_dir, _internal_call)
+
+    def _save_checkpoint(self, *args: object, **kwargs: object) -> None:
+        with catch_os_errors("folder", Path(self.args.output_dir), "a checkpoint", ", then --resume"):
+            super()._save_checkpoint(*args, **kwargs)
+
+    def _load_from_checkpoint(self, folder: str, model: object = None) -> None:
+        assert self.checkpoint_manager is not None
+        self.checkpoint_manager.load_model_state(self)
+
+    def _load_optimizer_and_scheduler(self, folder: str | None) -> None:
+        if folder is not None and self.checkpoint_manager is not None:
+            self.checkpoint_manager.load_optimizer_state(self)
+
+    def _load_rng_state(self, folder: str | None) -> None:
+        if folder is not None and self.checkpoint_manager is not None:
+            self.checkpoint_manager.load_rng_state(self)
+
+    def train_or_resume(self) -> None:
+        """Train to the end, from the beginning or from the state of the checkpoint manager.
+
+        Raises:
+            ConfigError: a state could not be written.
+        """
+        manager = self.checkpoint_manager
+        if manager is None:
+            self.train()
+            return
+        state = manager.state
+        try:
+            # The saved run has finished training, so only its weights are loaded.
+            if state is not None and state.policy_step >= self.args.max_steps:
+                manager.load_model_state(self)
+                return
+            self.train(resume_from_checkpoint=None if state is None else str(state.folder))
+            manager.wait()
+        except BaseException:
+            manager.save_on_exit(self)
+            raise

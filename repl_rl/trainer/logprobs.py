@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -160,6 +161,10 @@ class LogprobScorer:
         if model.device.type == "cpu":
             # The loss allocates and frees its tiles (see `forward_pass`) again and again.
             retain_freed_memory()
+
+    def metrics(self, accelerator: Accelerator) -> dict[str, float]:
+        """Return metrics of prefix sharing in the current step, over all processes; empty without it."""
+        return self._sharing.metrics(accelerator) if self._sharing is not None else {}
 
     def score_step(self, model: ScoringModel, batch: ScoringBatch, keep_graph: bool) -> TokenScores:
         """Return the scores of a whole step. With `keep_graph`, its only update takes its gradients from them."""

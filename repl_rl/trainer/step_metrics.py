@@ -8,10 +8,11 @@ from accelerate.utils import gather_object
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from repl_rl.credit.credited_trajectory import LineCredit
+from repl_rl.credit.truncated_rollouts import StopPolicy
 from repl_rl.trainer.grpo import ReplGRPOTrainer, compute_line_credits
 from repl_rl.trainer.plugins.periodic_evaluation import PeriodicEvaluator
 from repl_rl.trainer.plugins.trackers import PREFIX, Trackers
-from repl_rl.trainer.rollout_source import AsyncRolloutSource, HasMetrics, OnStep, StepRecord
+from repl_rl.trainer.rollout_source import HasMetrics, OnStep, StepRecord
 from repl_rl.trajectory.trajectory import Trajectory
 from repl_rl.trajectory.trajectory_metrics import (
     NamedMetrics,
@@ -108,14 +109,11 @@ class StepReporter(TrainerCallback):
 
     def _get_busy_s(self) -> float:
         """Return the seconds in which async rollouts ran so far, or 0 without them."""
-        source = self.trainer.source
-        if self.trainer.max_staleness_steps and isinstance(source, AsyncRolloutSource):
-            return source.rollout_busy_s
-        return 0.0
+        return self.trainer.group_sampler.busy_s
 
     def _compute_idle_shares(self, wall_s: float, waited_s: float) -> dict[str, float]:
         """Return the idle shares of trainer and sampler in the step; empty without async rollouts."""
-        if not self.trainer.max_staleness_steps:
+        if not self.trainer.group_sampler.samples_during_update:
             return {}
         sampling_share = (self._get_busy_s() - self._busy_s) / wall_s
         return {"trainer_idle": waited_s / wall_s, "sampler_idle": min(max(1 - sampling_share, 0.0), 1.0)}
@@ -127,7 +125,7 @@ class StepReporter(TrainerCallback):
             **self.trainer.scored_batch.mismatch.metrics(),
             **self.trainer.scored_batch.metrics,
             **self.trainer.train_batch.metrics,
-            **self.trainer.credit.stop_policy.compute_rates(trajectories),
+            **(self.trainer.credit.stop_policy or StopPolicy()).compute_rates(trajectories),
             **metrics,
             "line_tokens_drift": self._compute_line_length_drift(metrics["line_tokens_mean"]),
             **self._compute_named_metrics(trajectories),

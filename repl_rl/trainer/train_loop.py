@@ -7,6 +7,7 @@ the final model.
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -20,7 +21,7 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
-from repl_rl.credit.advantage_estimators import get_discount, load_estimator, sums_shaping
+from repl_rl.credit.advantage_estimators import get_discount, load_estimator, reads_states, sums_shaping
 from repl_rl.credit.rewards import CreditConfig, Potential, load_line_reward
 from repl_rl.engine.config import Dtype
 from repl_rl.errors import ConfigError
@@ -29,10 +30,13 @@ from repl_rl.models.disable_dropout import disable_dropout
 from repl_rl.models.lm_head import choose_attention
 from repl_rl.models.parameter_names import complete_checkpoint, read_config, resolve_causal_class
 from repl_rl.tasks import Curriculum
-from repl_rl.trainer.config import TrainerConfig, parse_group_sampling
-from repl_rl.trainer.grpo import ReplGRPOTrainer
-from repl_rl.trainer.grpo_config import GRPOConfig, grpo_args, loaded_dtype
+from repl_rl.trainer.config import DynamicSamplingOptions, FifoWindowOptions, TrainerConfig, parse_group_sampling
+from repl_rl.trainer.group_sampler import GroupSampler
+from repl_rl.trainer.grpo import ReplGRPOTrainer, TrainerComponents
+from repl_rl.trainer.grpo_config import grpo_args, loaded_dtype
+from repl_rl.trainer.plugins.async_rollouts import AsyncGroups, StalenessSchedule, UpcomingTasks
 from repl_rl.trainer.plugins.checkpoint import CheckpointManager
+from repl_rl.trainer.plugins.dynamic_sampling import DynamicGroupSampler, TaskPool
 from repl_rl.trainer.plugins.fsdp import load_on_every_process
 from repl_rl.trainer.plugins.lora import add_adapters, merge_adapters
 from repl_rl.trainer.plugins.periodic_evaluation import Evaluation, PeriodicEvaluator
@@ -100,11 +104,16 @@ def run_training(
     # Async rollouts alternate between two folders of weights.
     size = compute_weight_bytes(policy) * (2 if config.max_staleness_steps else 1)
     with open_weights_folder(size, tell) as weights, open_fallback_folder(weights, tell) as fallback:
-        sharing = PrefixSharing(tell) if config.prefix_sharing == "auto" else None
-        tolerance = config.compute_logprob_tolerance(sampled_in)
-        trainer = _build_trainer(
-            policy, tokenizer, task_ids, source, config, credit, args, weights, curriculum, sharing, tolerance
+        sharing = PrefixSharing(tell) if config.prefix_sharing == "auto" and config.fast_logprobs else None
+        components = TrainerComponents(
+            weights,
+            config.compute_logprob_tolerance(sampled_in),
+            config.importance_sampling,
+            config.fast_logprobs,
+            sharing,
+            partial(make_group_sampler, config, curriculum),
         )
+        trainer = ReplGRPOTrainer(policy, tokenizer, task_ids, source, args, credit, components)
         trainer.vllm_generation.fallback = fallback
         # Without a folder, there is no checkpoint that could complete a saved model.
         base = model if isinstance(model, Path) else None
@@ -114,7 +123,7 @@ def run_training(
         # Every part with state is saved and restored with the run.
         if keeper is not None:
             trainer_parts = {"groups": trainer.group_sampler, "evaluator": evaluator, "reporter": reporter}
-            run_parts = {"source": source, "curriculum": curriculum, "sharing": trainer.prefix_sharing}
+            run_parts = {"source": source, "curriculum": curriculum, "sharing": sharing}
             trainer.attach_checkpoints(keeper, {**run_parts, **trainer_parts}, tell)
         trainer.train_or_resume()
         if evaluator is not None:
@@ -167,40 +176,32 @@ def build_credit_config(config: TrainerConfig, tasks: Mapping[str, object] = Map
         config.rewards,
         tuple(load_line_reward(name, tasks) for name in config.line_rewards),
         potential,
-        config.stops,
+        config.stops if config.stops.mask or config.stops.penalise else None,
         sums_shaping(config.estimator),
+        reads_states(config.estimator),
     )
 
 
-def _build_trainer(
-    policy: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    task_ids: Sequence[str],
-    source: RolloutSource,
-    config: TrainerConfig,
-    credit: CreditConfig,
-    args: GRPOConfig,
-    weights: Path,
-    curriculum: Curriculum | None,
-    sharing: PrefixSharing | None,
-    tolerance: float,
-) -> ReplGRPOTrainer:
-    return ReplGRPOTrainer(
-        model=policy,
-        tokenizer=tokenizer,
-        task_ids=task_ids,
-        source=source,
-        args=args,
-        credit=credit,
-        tolerance=tolerance,
-        weights=weights,
-        fast=config.fast_logprobs,
-        importance=config.importance_sampling,
-        curriculum=curriculum,
-        plan=parse_group_sampling(config.group_sampling),
-        sharing=sharing,
-        ahead=config.max_staleness_steps,
-    )
+def make_group_sampler(config: TrainerConfig, curriculum: Curriculum | None, trainer: ReplGRPOTrainer) -> GroupSampler:
+    """Return the group sampler of these settings; a `curriculum` chooses its tasks.
+
+    Raises:
+        ConfigError: the rollout source cannot do what the settings need.
+    """
+    source, size, accelerator = trainer.source, trainer.num_generations, trainer.accelerator
+    options = parse_group_sampling(config.group_sampling)
+    # Rollouts of later steps run during the update.
+    if config.max_staleness_steps:
+        schedule = StalenessSchedule(config.max_staleness_steps, config.steps)
+        tasks = UpcomingTasks(trainer.optimizer_steps_per_step, trainer.iterate_upcoming_task_ids)
+        window = options if isinstance(options, FifoWindowOptions) else None
+        return AsyncGroups(source, size, accelerator, schedule, tasks, curriculum, window)
+    # Each step waits for its own rollouts.
+    if isinstance(options, DynamicSamplingOptions):
+        pool = TaskPool([row["prompt"] for row in trainer.train_dataset], trainer.args.seed)
+        stops = trainer.credit.stop_policy
+        return DynamicGroupSampler(source, size, accelerator, options, pool, curriculum, stops)
+    return GroupSampler(source, size, accelerator, curriculum)
 
 
 def _attach_reporter(

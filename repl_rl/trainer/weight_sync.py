@@ -176,11 +176,10 @@ def save_weights(model: PreTrainedModel, state: Mapping[str, torch.Tensor], fold
     Raises:
         EngineError: the weights cannot be written.
     """
-    base_model = model.get_base_model() if is_peft_model(model) else model
-    weights = {
-        name: w.detach().contiguous()
-        for name, w in rename_to_checkpoint(base_model, merge_adapter_state(dict(state), model)).items()
-    }
+    base_model, merged = model, dict(state)
+    if is_peft_model(model):
+        base_model, merged = model.get_base_model(), merge_adapter_state(merged, model)
+    weights = {name: w.detach().contiguous() for name, w in rename_to_checkpoint(base_model, merged).items()}
     try:
         save_file(weights, str(folder / WEIGHTS), metadata={"format": "pt"})
     except (SafetensorError, OSError) as error:

@@ -22,11 +22,11 @@ from accelerate import Accelerator
 from repl_rl.credit.credited_trajectory import CreditedTrajectory
 from repl_rl.errors import ConfigError, InvariantError, WeightSyncError
 from repl_rl.runs.store import from_record, to_record
-from repl_rl.tasks import Curriculum, assign_tasks
-from repl_rl.trainer.config import FifoWindowOptions, GroupSamplingOptions
-from repl_rl.trainer.dynamic_sampling import GroupSampler
+from repl_rl.tasks import Curriculum
+from repl_rl.trainer.config import FifoWindowOptions
+from repl_rl.trainer.group_sampler import GroupSampler, SyncedStep
 from repl_rl.trainer.grpo_config import GRPOTrainer
-from repl_rl.trainer.importance_sampling import LogprobMismatch
+from repl_rl.trainer.importance_sampling import LogprobMismatch, Staleness
 from repl_rl.trainer.rollout_source import AsyncRolloutSource, RolloutSource, WindowedRolloutSource, validate_rollouts
 from repl_rl.trajectory.trajectory import Trajectory
 
@@ -273,6 +273,15 @@ class InFlightSteps:
         }
 
 
+class UpcomingTasks(NamedTuple):
+    """Order of tasks in which the trainer will ask for rollouts."""
+
+    optimizer_steps: int
+    """Optimizer steps per step."""
+    iterate: Callable[[], Iterator[Sequence[str]]]
+    """Returns the task ids of the current step, then of each later one; called once, in the first step."""
+
+
 class AsyncGroups(GroupSampler):
     """Group sampler with async rollouts: later steps run in the background, as far as the schedule allows.
 
@@ -281,16 +290,17 @@ class AsyncGroups(GroupSampler):
     rollouts of later steps are saved with the run; a resumed run plays the others again.
     """
 
+    samples_during_update = True
+
     def __init__(
         self,
         source: RolloutSource,
         size: int,
         accelerator: Accelerator,
         schedule: StalenessSchedule,
-        optimizer_steps: int,
-        upcoming: Callable[[], Iterator[Sequence[str]]],
+        tasks: UpcomingTasks,
         curriculum: Curriculum | None = None,
-        plan: GroupSamplingOptions | None = None,
+        window: FifoWindowOptions | None = None,
     ) -> None:
         """
         Args:
@@ -298,22 +308,21 @@ class AsyncGroups(GroupSampler):
             size: rollouts per group.
             accelerator: accelerator of this process, the only one of the run.
             schedule: schedule that decides which steps may begin.
-            optimizer_steps: optimizer steps per step.
-            upcoming: returns the tasks of the current step, then of each later one; called once, in the first step.
+            tasks: tasks of the current step, then of each later one.
             curriculum: chooses other tasks in their place. None keeps them.
-            plan: `FifoWindowOptions` lets groups of later steps overtake a slow one.
+            window: lets groups of later steps overtake a slow one. None takes groups in order.
 
         Raises:
             ConfigError: `source` has no async rollouts, or cannot report which of their groups have finished.
         """
-        super().__init__(source, (), size, accelerator, curriculum=curriculum)
+        super().__init__(source, size, accelerator, curriculum)
         if not isinstance(source, AsyncRolloutSource):
             raise ConfigError(
                 "trainer.max_staleness_steps",
                 "above 0",
                 "this source of rollouts has no `start_rollouts`; leave it at 0",
             )
-        self._share = plan.in_flight_share if isinstance(plan, FifoWindowOptions) else 0.0
+        self._share = window.in_flight_share if window is not None else 0.0
         if self._share and not isinstance(source, WindowedRolloutSource):
             raise ConfigError(
                 "trainer.group_sampling",
@@ -321,8 +330,8 @@ class AsyncGroups(GroupSampler):
                 "this source of rollouts has no `wait_for_first_group`; leave it out",
             )
         # TRL asks for the tasks of a step when it begins, so later steps need a preview of its order.
-        self._schedule, self._optimizer_steps = schedule, optimizer_steps
-        self._async_source, self._upcoming = source, upcoming
+        self._schedule, self._optimizer_steps = schedule, tasks.optimizer_steps
+        self._async_source, self._upcoming = source, tasks.iterate
         self._slots: Iterator[Sequence[str]] | None = None
         self._expected_tasks: dict[int, list[str]] = {}
         """Task ids that TRL will pass for later steps, by step."""
@@ -360,8 +369,21 @@ class AsyncGroups(GroupSampler):
     def _window_width(self) -> int:
         return FifoWindow.compute_width(self._share, self._schedule.max_staleness_steps, self._groups)
 
-    def _choose_tasks(self, slots: Sequence[str]) -> Sequence[str]:
-        return assign_tasks(self._curriculum, slots, self._size) if self._curriculum is not None else slots
+    @property
+    def busy_s(self) -> float:
+        """Wall clock seconds in which rollouts of later steps were in flight so far."""
+        return self._async_source.rollout_busy_s
+
+    def check_sync(self, step: SyncedStep) -> tuple[LogprobMismatch, Mapping[str, float]]:
+        """Return the logprob mismatch of a step, and metrics of its staleness.
+
+        Raises:
+            WeightSyncError: a probe line comes from other weights than the trainer's.
+        """
+        metrics = Staleness.from_ages(step.ages, self._optimizer_steps).metrics()
+        # If all tokens of the step are stale, compare log probabilities of a new line instead.
+        mismatch = step.mismatch if step.mismatch.tokens else add_probe_mismatch(step, self._async_source)
+        return mismatch, metrics
 
     def state_dict(self) -> str:
         """Return the state of the in-flight steps, as JSON."""
@@ -379,24 +401,23 @@ def _set_policy_step(t: Trajectory, step: int) -> Trajectory:
     return replace(t, policy_step=step, children=tuple(_set_policy_step(child, step) for child in t.children))
 
 
-def add_probe_mismatch(
-    trainer: GRPOTrainer, mismatch: LogprobMismatch, source: RolloutSource, rollouts: Sequence[Trajectory], step: int
-) -> LogprobMismatch:
-    """Return `mismatch` with the logprob mismatch of probe lines, which `source` samples now on a task of `rollouts`.
+def add_probe_mismatch(step: SyncedStep, source: AsyncRolloutSource) -> LogprobMismatch:
+    """Return the mismatch of `step` with that of probe lines, which `source` samples now on a task of its rollouts.
 
-    If no rollout is trained on, or `source` cannot probe, `mismatch` is returned as it is.
+    If no rollout is trained on, the mismatch is returned as it is.
 
     Raises:
         WeightSyncError: a probe line comes from other weights than those of `step`.
     """
-    task_id = next((t.task_id for t in rollouts if t.trainable), None)
-    if task_id is None or not isinstance(source, AsyncRolloutSource):
-        return mismatch
+    task_id = next((t.task_id for t in step.rollouts if t.trainable), None)
+    if task_id is None:
+        return step.mismatch
     probes = source.sample_probe_lines(task_id)
     for probe in probes:
-        if (probe_step := probe.lines[0].policy_step) != step:
-            raise WeightSyncError(f"the engine has weights of policy step {probe_step} while the trainer is at {step}")
-    gaps = [_compute_logprob_distance(trainer, probe) for probe in probes]
+        if (sampled_at := probe.lines[0].policy_step) != step.policy_step:
+            state = f"weights of policy step {sampled_at} while the trainer is at {step.policy_step}"
+            raise WeightSyncError(f"the engine has {state}")
+    gaps = [_compute_logprob_distance(step.trainer, probe) for probe in probes]
     # The first token follows the prompt, so it counts as a token after an observation.
     first_tokens, later_tokens, all_tokens = (
         torch.cat([gap[:1] for gap in gaps]),
@@ -406,7 +427,7 @@ def add_probe_mismatch(
     elsewhere = later_tokens.mean().item() if len(later_tokens) else 0.0
     mean, largest, after_observation = all_tokens.mean().item(), all_tokens.max().item(), first_tokens.mean().item()
     return replace(
-        mismatch,
+        step.mismatch,
         mean=mean,
         max=largest,
         after_observation=after_observation,

@@ -2,8 +2,7 @@
 
 - States on disk: `StepSnapshot` and `TrainingState`, and functions that copy and restore their parts.
 - `CheckpointManager` saves while a run trains, and restores when it resumes.
-- `ResumableGRPOTrainer` is TRL's trainer with a checkpoint manager. Its `TaskSampler` has TRL's order of tasks, and
-  shows the tasks of later steps without drawing them.
+- `CheckpointCallback` connects it to the trainer.
 """
 
 import json
@@ -12,10 +11,8 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from copy import copy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -23,16 +20,12 @@ import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_callback import ExportableState
-from trl.trainer.utils import RepeatSampler
 
 from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.runs.run_folder import RunFolder, check_same_settings
 from repl_rl.trainer.checkpoint_schedule import CheckpointSchedule, CheckpointTimer
 from repl_rl.trainer.grpo_config import GRPOTrainer
 from repl_rl.trainer.plugins.fsdp import (
-    check_model_sharded,
-    enable_fsdp,
     gather_full_tensor,
     shard_like,
     shard_optimizer_state,
@@ -539,158 +532,3 @@ class CheckpointCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         self._manager.on_pre_optimizer_step()
-
-
-class TaskSampler(RepeatSampler):
-    """TRL's order of tasks, of which later steps can be read without drawing them."""
-
-    @classmethod
-    def from_sampler(cls, sampler: RepeatSampler) -> "TaskSampler":
-        """Return a `TaskSampler` with the settings of `sampler`."""
-        sizes = (sampler.data_source, sampler.mini_repeat_count, sampler.batch_size, sampler.repeat_count)
-        return cls(*sizes, sampler.shuffle, sampler.seed)
-
-    def __iter__(self) -> Iterator[int]:
-        # `iterate_upcoming` repeats the epoch from this state of the generator.
-        self._epoch = self.generator.get_state()
-        epoch: Iterator[int] = super().__iter__()
-        return epoch
-
-    def iterate_upcoming(self, done: int) -> Iterator[list[int]]:
-        """Return an endless iterator over the dataset rows of each step's rollouts, starting after `done` steps.
-
-        The call must come within the epoch of the first of these steps.
-        """
-        # A copy draws, so that the generator of this sampler does not advance.
-        later = copy(self)
-        later.generator = torch.Generator()
-        later.generator.set_state(self._epoch)
-        return islice(later._iterate_steps(), done % (self.num_samples // self.batch_size), None)
-
-    def _iterate_steps(self) -> Iterator[list[int]]:
-        # TRL repeats each batch `repeat_count` times for its updates; one of them is enough here.
-        size = self.batch_size * self.mini_repeat_count
-        while True:
-            epoch = list(self)
-            for start in range(0, len(epoch), size * self.repeat_count):
-                yield epoch[start : start + size]
-
-
-class ResumableGRPOTrainer(GRPOTrainer):
-    """TRL's trainer with an optional checkpoint manager."""
-
-    checkpoint_manager: CheckpointManager | None = None
-    """Checkpoint manager. None means that the run is not saved."""
-    task_sampler: TaskSampler
-    """Order of the tasks. Its random generator continues from epoch to epoch."""
-
-    @property
-    def steps_done(self) -> int:
-        """Number of finished steps; each takes `optimizer_steps_per_step` optimizer steps."""
-        done: int = self.state.global_step // self.optimizer_steps_per_step
-        return done
-
-    @property
-    def stateful_callbacks(self) -> list[object]:
-        """Callbacks whose states transformers writes into its checkpoints."""
-        return [
-            callback
-            for callback in (*self.callback_handler.callbacks, self.control)
-            if isinstance(callback, ExportableState)
-        ]
-
-    @property
-    def optimizer_steps_per_step(self) -> int:
-        """Optimizer steps per batch of rollouts."""
-        passes: int = self.args.steps_per_generation * self.num_iterations // self.args.gradient_accumulation_steps
-        return max(1, passes)
-
-    def attach_checkpoints(
-        self, manager: CheckpointManager, parts: Mapping[str, object], warn: Callable[[str], None]
-    ) -> None:
-        """Attach a checkpoint manager: it saves the trainer with all stateful `parts`, and restores a resumed run.
-
-        Under FSDP, the main process saves whole weights. Under DeepSpeed, nothing is saved and a warning is reported,
-        because each process has only a part of the weights.
-
-        Raises:
-            ConfigError: as `CheckpointManager.attach_trainer`.
-        """
-        if self.is_deepspeed_enabled:
-            warn("no states are saved, so the run cannot be resumed: each process has only a part of the weights")
-            return
-        manager.attach_trainer(self, parts)
-        self.checkpoint_manager = manager
-        self.add_callback(CheckpointCallback(manager, self))
-
-    def create_accelerator_and_postprocess(self) -> None:
-        """Create the accelerator as transformers does, with FSDP if it is requested."""
-        super().create_accelerator_and_postprocess()
-        enable_fsdp(self.accelerator)
-        self.is_fsdp_enabled = getattr(self.accelerator.state, "fsdp_plugin", None) is not None
-
-    def _prepare_for_training(self, *args: object, **kwargs: object) -> object:
-        """Prepare the model as transformers does, and check that FSDP has sharded it.
-
-        Raises:
-            ConfigError: FSDP is requested, and the model is not sharded.
-        """
-        prepared: object = super()._prepare_for_training(*args, **kwargs)
-        check_model_sharded(self.model)
-        return prepared
-
-    def _get_train_sampler(self, dataset: object = None) -> TaskSampler:
-        self.task_sampler = TaskSampler.from_sampler(super()._get_train_sampler(dataset))
-        return self.task_sampler
-
-    def _maybe_log_save_evaluate(self, *args: object, **kwargs: object) -> None:
-        super()._maybe_log_save_evaluate(*args, **kwargs)
-        if self.checkpoint_manager is not None:
-            self.checkpoint_manager.on_step_end(self)
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model as TRL does, with a one-line error if the system refuses the write.
-
-        Raises:
-            ConfigError: the model cannot be written.
-        """
-        with catch_os_errors("folder", Path(output_dir or self.args.output_dir), "the model", ", then --resume"):
-            super().save_model(output_dir, _internal_call)
-
-    def _save_checkpoint(self, *args: object, **kwargs: object) -> None:
-        with catch_os_errors("folder", Path(self.args.output_dir), "a checkpoint", ", then --resume"):
-            super()._save_checkpoint(*args, **kwargs)
-
-    def _load_from_checkpoint(self, folder: str, model: object = None) -> None:
-        assert self.checkpoint_manager is not None
-        self.checkpoint_manager.load_model_state(self)
-
-    def _load_optimizer_and_scheduler(self, folder: str | None) -> None:
-        if folder is not None and self.checkpoint_manager is not None:
-            self.checkpoint_manager.load_optimizer_state(self)
-
-    def _load_rng_state(self, folder: str | None) -> None:
-        if folder is not None and self.checkpoint_manager is not None:
-            self.checkpoint_manager.load_rng_state(self)
-
-    def train_or_resume(self) -> None:
-        """Train to the end, from the beginning or from the state of the checkpoint manager.
-
-        Raises:
-            ConfigError: a state could not be written.
-        """
-        manager = self.checkpoint_manager
-        if manager is None:
-            self.train()
-            return
-        state = manager.state
-        try:
-            # The saved run has finished training, so only its weights are loaded.
-            if state is not None and state.policy_step >= self.args.max_steps:
-                manager.load_model_state(self)
-                return
-            self.train(resume_from_checkpoint=None if state is None else str(state.folder))
-            manager.wait()
-        except BaseException:
-            manager.save_on_exit(self)
-            raise

@@ -16,7 +16,7 @@ from repl_rl.credit.console_state_ids import compute_line_states
 from repl_rl.credit.rewards import CreditConfig, RewardTable, compute_line_rewards
 from repl_rl.errors import ConfigError, InvariantError, WeightSyncError
 from repl_rl.trainer.config import IMPORTANCES
-from repl_rl.trainer.grpo import ReplGRPOTrainer
+from repl_rl.trainer.grpo import ReplGRPOTrainer, TrainerComponents
 from repl_rl.trainer.grpo_config import grpo_args
 from repl_rl.trajectory.trajectory import Observed, Sampled, Stop, Trajectory, spread
 from tests.support.trainer.grpo_runs import SMALL, TASKS, make, run, token_gradients, trl_alone
@@ -339,7 +339,7 @@ def test_trl_options_that_do_not_survive_are_refused_at_construction(name: str, 
     with pytest.raises(ConfigError, match=name):
         ReplGRPOTrainer(
             model=tiny_model(), tokenizer=tiny_tokenizer(), task_ids=TASKS, source=ReplayedSource([]), args=args,
-            credit=CreditConfig(load_estimator("outcome"), RewardTable()), tolerance=1.0, weights=tmp_path, fast=True,
+            credit=CreditConfig(load_estimator("outcome"), RewardTable()), components=TrainerComponents(tmp_path, 1.0),
         )  # fmt: skip
 
 

@@ -135,7 +135,7 @@ def test_a_cell_that_is_left_out_gives_the_advantages_of_the_one_that_stands_for
 
 def test_a_condition_that_this_version_cannot_train_is_refused_with_those_that_it_can(tmp_path: Path) -> None:
     experiment = Experiment(tmp_path, Settings(tokens=100), [BASELINE, "errors/spared", "errors/first"], seeds=2)
-    with pytest.raises(ConfigError, match="'errors/spared'; .*--conditions outcome/none errors/first"):
+    with pytest.raises(ConfigError, match=r"'errors/spared'; .*--conditions outcome/none errors/first"):
         run_experiment(experiment, lambda _: None, Played().opened)
 
 

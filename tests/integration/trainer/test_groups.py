@@ -11,8 +11,8 @@ from accelerate import Accelerator
 from repl_rl.credit.truncated_rollouts import StopPolicy
 from repl_rl.errors import ConfigError
 from repl_rl.tasks import Curriculum, Task
-from repl_rl.trainer.config import DynamicSamplingOptions, GroupSamplingOptions, TrainerConfig
-from repl_rl.trainer.dynamic_sampling import GroupSampler, has_zero_variance
+from repl_rl.trainer.config import DynamicSamplingOptions, TrainerConfig
+from repl_rl.trainer.plugins.dynamic_sampling import DynamicGroupSampler, TaskPool, has_zero_variance
 from repl_rl.trainer.rollout_source import StepRecord
 from repl_rl.trainer.train_loop import run_training
 from repl_rl.trajectory.trajectory import NamedReward, Trajectory
@@ -36,12 +36,13 @@ def some_dull(task: str, number: int) -> float:
 
 def groups_of(
     source: Told,
-    plan: GroupSamplingOptions,
+    plan: DynamicSamplingOptions,
     curriculum: Curriculum | None = None,
     stops: StopPolicy | None = None,
     seed: int = 0,
-) -> GroupSampler:
-    return GroupSampler(source, IDS, 2, Accelerator(cpu=True), plan, curriculum, stops, seed)
+) -> DynamicGroupSampler:
+    pool = TaskPool(IDS, seed)
+    return DynamicGroupSampler(source, 2, Accelerator(cpu=True), plan, pool, curriculum, stops)
 
 
 def tasks_of(rollouts: Sequence[Trajectory]) -> list[str]:

@@ -11,7 +11,7 @@ from repl_rl.credit.advantage_estimators import load_estimator
 from repl_rl.credit.rewards import CreditConfig
 from repl_rl.samplers.chat_tool_sampler import ChatToolSampler
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.grpo import ReplGRPOTrainer
+from repl_rl.trainer.grpo import ReplGRPOTrainer, TrainerComponents
 from repl_rl.trainer.grpo_config import grpo_args
 from repl_rl.trajectory.trajectory import Line, Sampled, Segment, Trajectory
 from tests.support.samplers.marked_text import chat_renderer, rollouts_of, written
@@ -61,10 +61,12 @@ def test_every_weight_changes_when_two_of_three_rollouts_call_a_tool(tmp_path: P
         source=ReplayedSource([group]),
         args=grpo_args(config, tmp_path),
         credit=CreditConfig(load_estimator(config.estimator), config.rewards),
-        tolerance=config.compute_logprob_tolerance(),
-        weights=tmp_path / "weights",
-        fast=config.fast_logprobs,
-        importance=config.importance_sampling,
+        components=TrainerComponents(
+            weights_folder=tmp_path / "weights",
+            logprob_tolerance=config.compute_logprob_tolerance(),
+            importance_sampling=config.importance_sampling,
+            fast_logprobs=config.fast_logprobs,
+        ),
     )
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     trainer.train()

@@ -10,7 +10,7 @@ from pathlib import Path
 from accelerate import Accelerator
 
 from repl_rl.trainer.config import DynamicSamplingOptions
-from repl_rl.trainer.dynamic_sampling import GroupSampler
+from repl_rl.trainer.plugins.dynamic_sampling import DynamicGroupSampler, TaskPool
 from repl_rl.trajectory.trajectory import Trajectory
 from tests.support.trainer.tiny_policies import prompt_of, trajectory_of
 
@@ -54,7 +54,7 @@ def outcome(task: str, number: int) -> float:
 
 def main(out: Path) -> None:
     accelerator = Accelerator(cpu=True)
-    groups = GroupSampler(Told(outcome), IDS, 2, accelerator, DynamicSamplingOptions(3))
+    groups = DynamicGroupSampler(Told(outcome), 2, accelerator, DynamicSamplingOptions(3), TaskPool(IDS))
     share = len(SLOTS) // accelerator.num_processes
     played = groups.collect(SLOTS[accelerator.process_index * share :][:share], 0)
     told = {"tasks": [t.task_id for t in played], "metrics": groups.metrics}

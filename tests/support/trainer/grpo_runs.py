@@ -12,7 +12,7 @@ from trl import GRPOTrainer
 
 from repl_rl.credit.rewards import CreditConfig
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.grpo import ReplGRPOTrainer
+from repl_rl.trainer.grpo import ReplGRPOTrainer, TrainerComponents
 from repl_rl.trainer.grpo_config import grpo_args
 from repl_rl.trainer.logprobs import build_token_columns
 from repl_rl.trainer.rollout_source import RolloutSource, StepRecord
@@ -64,10 +64,12 @@ def make(
         source=source,
         args=grpo_args(config, out),
         credit=credit or build_credit_config(config),
-        tolerance=config.compute_logprob_tolerance(),
-        weights=weights,
-        fast=config.fast_logprobs,
-        importance=config.importance_sampling,
+        components=TrainerComponents(
+            weights_folder=weights,
+            logprob_tolerance=config.compute_logprob_tolerance(),
+            importance_sampling=config.importance_sampling,
+            fast_logprobs=config.fast_logprobs,
+        ),
     )
 
 

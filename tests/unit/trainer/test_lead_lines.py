@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from repl_rl.errors import WeightSyncError
 from repl_rl.trainer.config import FifoWindowOptions
 from repl_rl.trainer.importance_sampling import compute_token_staleness
-from repl_rl.trainer.plugins.async_rollouts import AsyncGroups, FifoWindow, StalenessSchedule
+from repl_rl.trainer.plugins.async_rollouts import AsyncGroups, FifoWindow, StalenessSchedule, UpcomingTasks
 from repl_rl.trajectory.trajectory import Trajectory
 from tests.support.trainer.ahead_runs import written_by
 from tests.support.trainer.tiny_policies import NEWLINE, prompt_of, trajectory_of
@@ -162,8 +162,8 @@ def run(
         if step in stops or groups is None:
             told = None if groups is None else groups.state_dict()
             source = type(source)(source.seed, source.places, source.spread) if told else source
-            lead = StalenessSchedule(ahead + late, steps)
-            groups = AsyncGroups(source, SIZE, Accelerator(cpu=True), lead, 1, partial(upcoming, step), plan=plan)
+            lead, tasks = StalenessSchedule(ahead + late, steps), UpcomingTasks(1, partial(upcoming, step))
+            groups = AsyncGroups(source, SIZE, Accelerator(cpu=True), lead, tasks, window=plan)
             if told is not None:
                 groups.load_state_dict(told)
         before_s = source.now_s

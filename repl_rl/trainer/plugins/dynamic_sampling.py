@@ -1,4 +1,4 @@
-"""Group sampling: the rollouts of each step, and dynamic sampling of groups without a difference in reward."""
+"""Dynamic sampling: groups without a difference in reward are replaced (DAPO, arXiv 2503.14476)."""
 
 import json
 import random
@@ -10,9 +10,10 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from repl_rl.credit.truncated_rollouts import StopPolicy
-from repl_rl.tasks import Curriculum, assign_tasks
-from repl_rl.trainer.config import DynamicSamplingOptions, GroupSamplingOptions
-from repl_rl.trainer.rollout_source import RolloutSource, validate_rollouts
+from repl_rl.tasks import Curriculum
+from repl_rl.trainer.config import DynamicSamplingOptions
+from repl_rl.trainer.group_sampler import GroupSampler
+from repl_rl.trainer.rollout_source import RolloutSource
 from repl_rl.trajectory.trajectory import Trajectory
 
 SPREAD = 1e-9
@@ -45,39 +46,20 @@ class _DiscardedRollouts:
     """Groups of the whole step that were replaced, once per replacement."""
 
 
-class GroupSampler:
-    """Group sampler: collects the rollouts of a step as whole groups, on any number of processes.
+class TaskPool:
+    """Tasks of the run, from which replacements are drawn at random."""
 
-    The rollouts of all processes form one list, process by process, and a group may span two processes. Every process
-    decides and draws for the whole step from the same data, so all processes agree.
-    """
-
-    def __init__(
-        self,
-        source: RolloutSource,
-        task_ids: Sequence[str],
-        size: int,
-        accelerator: Accelerator,
-        plan: GroupSamplingOptions | None = None,
-        curriculum: Curriculum | None = None,
-        stops: StopPolicy | None = None,
-        seed: int = 0,
-    ) -> None:
-        """Set up groups of `size` rollouts. Without a `plan`, each group is sampled once and waited for."""
-        self.metrics: dict[str, float] = {}
-        """Metrics of the last step over all processes, by their names in `metrics.jsonl`; empty without
-        `DynamicSamplingOptions`."""
-        self._source = source
+    def __init__(self, task_ids: Sequence[str], seed: int = 0) -> None:
         self._task_ids = tuple(task_ids)
-        self._size = size
-        self._accelerator = accelerator
-        self._plan = plan
-        self._curriculum = curriculum
-        self._stops = stops or StopPolicy()
         self._rng = random.Random(f"{seed}/groups")
 
+    def draw(self, count: int, used: Set[str]) -> list[str]:
+        """Draw `count` tasks that are not in `used`, or fewer if tasks run out."""
+        unused = [task_id for task_id in self._task_ids if task_id not in used]
+        return self._rng.sample(unused, min(count, len(unused)))
+
     def state_dict(self) -> str:
-        """Return the state of the random generator that draws other tasks, as JSON."""
+        """Return the state of the random generator, as JSON."""
         return json.dumps(self._rng.getstate())
 
     def load_state_dict(self, memory: str) -> None:
@@ -85,34 +67,48 @@ class GroupSampler:
         version, words, gauss = json.loads(memory)
         self._rng.setstate((version, tuple(words), gauss))
 
-    @property
-    def max_staleness(self) -> int:
-        """Largest staleness of a line that is trained on, in steps; 0, since all rollouts are fresh."""
-        return 0
+
+class DynamicGroupSampler(GroupSampler):
+    """Group sampler that replaces groups without a difference in reward by groups of other tasks."""
+
+    def __init__(
+        self,
+        source: RolloutSource,
+        size: int,
+        accelerator: Accelerator,
+        options: DynamicSamplingOptions,
+        tasks: TaskPool,
+        curriculum: Curriculum | None = None,
+        stops: StopPolicy | None = None,
+    ) -> None:
+        """Set up groups of `size` rollouts; other arguments are as in `GroupSampler`.
+
+        Args:
+            source: rollout source.
+            size: rollouts per group.
+            accelerator: accelerator of this process.
+            options: limit of the rounds.
+            tasks: tasks of the replacements, without a curriculum.
+            curriculum: chooses the tasks, those of replacements included.
+            stops: decides which rollouts count as a difference.
+        """
+        super().__init__(source, size, accelerator, curriculum)
+        self._options = options
+        self._tasks = tasks
+        self._stops = stops or StopPolicy()
+
+    def state_dict(self) -> str:
+        """Return the state of the random generator that draws other tasks, as JSON."""
+        return self._tasks.state_dict()
+
+    def load_state_dict(self, memory: str) -> None:
+        """Restore the state that `state_dict` returned."""
+        self._tasks.load_state_dict(memory)
 
     def collect(self, slots: Sequence[str], step: int) -> tuple[Trajectory, ...]:
-        """Return this process's rollouts of a step, one per task id in `slots`; a curriculum may replace the tasks.
-
-        Raises:
-            InvariantError, WeightSyncError: the rollout source breaks its contract.
-        """
-        if self._curriculum is not None:
-            process = self._accelerator.process_index, self._accelerator.num_processes
-            slots = assign_tasks(self._curriculum, slots, self._size, *process)
-        rollouts = self._collect_checked(slots, step)
-        return (
-            self._resample_zero_variance(rollouts, self._plan.max_rounds, step)
-            if isinstance(self._plan, DynamicSamplingOptions)
-            else tuple(rollouts)
-        )
-
-    def _collect_checked(self, task_ids: Sequence[str], step: int) -> list[Trajectory]:
-        """Collect rollouts from the source, and check their tasks and policy steps."""
-        # With several processes, `collect` is a joint call, even for a process that needs no rollouts.
-        participates = task_ids or self._accelerator.num_processes > 1
-        rollouts = list(self._source.collect(task_ids, step)) if participates else []
-        validate_rollouts(rollouts, task_ids, step)
-        return rollouts
+        """Return this process's rollouts of a step; see `GroupSampler.collect`."""
+        rollouts = self._collect_checked(self._choose_tasks(slots), step)
+        return self._resample_zero_variance(rollouts, self._options.max_rounds, step)
 
     def _resample_zero_variance(self, rollouts: list[Trajectory], max_rounds: int, step: int) -> tuple[Trajectory, ...]:
         """Replace groups without a difference in reward, in at most `max_rounds` rounds, and return all rollouts."""
@@ -172,8 +168,7 @@ class GroupSampler:
         """Draw `count` tasks that this step has not used, or fewer if tasks run out."""
         # Without a curriculum, any unused task may be drawn; a curriculum may repeat itself, so tries are limited.
         if self._curriculum is None:
-            unused = [task_id for task_id in self._task_ids if task_id not in used]
-            return self._rng.sample(unused, min(count, len(unused)))
+            return self._tasks.draw(count, used)
         drawn: list[str] = []
         for _ in range(_MAX_DRAWS_PER_TASK * count):
             if len(drawn) == count:
