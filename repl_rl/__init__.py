@@ -48,6 +48,7 @@ _HOMES = {
     "LineResult": "sandbox.base",
     "Renderer": "rollout.token_renderer",
     "ReplGRPOTrainer": "trainer.grpo",
+    "TrainerComponents": "trainer.grpo",
     "ReplRLError": "errors",
     "ReplSampler": "rollout",
     "RewardTable": "credit.rewards",

@@ -74,6 +74,7 @@ from repl_rl.tasks import load_tasks as load_tasks
 from repl_rl.tasks.generated_tasks import generate as generate
 from repl_rl.trainer.config import TrainerConfig as TrainerConfig
 from repl_rl.trainer.grpo import ReplGRPOTrainer as ReplGRPOTrainer
+from repl_rl.trainer.grpo import TrainerComponents as TrainerComponents
 from repl_rl.trainer.rollout_source import StepRecord as StepRecord
 from repl_rl.trainer.train_setup import train as train
 from repl_rl.trajectory.trajectory import Execution as Execution
@@ -149,6 +150,7 @@ __all__ = [
     "TaskRequest",
     "TaskResult",
     "TaskSource",
+    "TrainerComponents",
     "TrainerConfig",
     "Trajectory",
     "TrajectoryPlayer",

@@ -44,7 +44,8 @@ def test_the_functions_and_settings_of_the_page_work_together(tmp_path: Path, mo
         "fifo_window(in_flight_share=0.3)",
     ]
     assert [config.max_staleness_steps for config in configs if config.max_staleness_steps] == [1, 1]
-    assert memory.stop_policy.mask == ()
+    assert memory.stop_policy is None
+    assert stops.stop_policy is not None
     assert (stops.stop_policy.mask, stops.stop_policy.penalise) == (("wall_clock",), ("max_lines", "line_too_long"))
     t = rollout(ran(LineStatus.OK), ran(LineStatus.EXCEPTION))
     assert compute_line_rewards(t, RewardTable(), credit.extra_rewards) == pytest.approx((0.05, -0.05))
