@@ -10,6 +10,7 @@ compares its log probabilities with those of the sampler.
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 
 import torch
@@ -110,6 +111,17 @@ def compute_outcome_rewards(trajectory: Sequence[Trajectory], **_: object) -> li
     return [t.outcome if t.trainable else None for t in trajectory]
 
 
+class Scoring(Enum):
+    """Purpose of a call for log probabilities. TRL makes all of them through one method."""
+
+    ROLLOUTS = auto()
+    """New rollouts under the trained policy."""
+    REFERENCE = auto()
+    """The same rollouts under the reference model."""
+    LOSS = auto()
+    """Rows of a loss."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrainerComponents:
     """Components of the trainer, apart from policy, rollouts and credit."""
@@ -149,11 +161,10 @@ class ReplGRPOTrainer(GRPOTrainer):
     """Rollouts of the current step, unset before the first step."""
     scored_batch: ScoredBatch
     """Log probabilities of these rollouts under the trainer's policy, and their mismatch."""
-    _rows: Tensor | None = None
-    """Rows of the step in the current loss. None means that TRL scores new rollouts."""
-    _unscored = True
-    """True until the policy's log probabilities of this step are computed; TRL's next call is for the reference
-    model."""
+    _scoring = Scoring.ROLLOUTS
+    """Purpose of TRL's next call for log probabilities."""
+    _loss_rows: Tensor
+    """Rows of the step in the current loss, by number."""
 
     def __init__(
         self,
@@ -343,7 +354,7 @@ class ReplGRPOTrainer(GRPOTrainer):
             WeightSyncError: log probabilities of sampler and trainer differ by more than `logprob_tolerance`.
         """
         # `super()` computes log probabilities of the policy first, then those of the reference model.
-        self._unscored = True
+        self._scoring = Scoring.ROLLOUTS
         batch: dict[str, Tensor] = super()._generate_and_score_completions(inputs)
         self.scored_batch = self._build_scored_batch(batch)
         self.scored_batch.mismatch.check_tolerance(self.components.logprob_tolerance, self.state.global_step)
@@ -371,12 +382,9 @@ class ReplGRPOTrainer(GRPOTrainer):
         return ScoredBatch(mismatch, batch["old_per_token_logps"].float().cpu(), {**metrics, **staleness})
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Tensor]) -> Tensor:
-        """Compute TRL's loss; while it runs, `_rows` holds its rows of the step."""
-        self._rows = inputs["rows"]
-        try:
-            loss: Tensor = super()._compute_loss(model, inputs)
-        finally:
-            self._rows = None
+        """Compute TRL's loss on its rows of the step."""
+        self._scoring, self._loss_rows = Scoring.LOSS, inputs["rows"]
+        loss: Tensor = super()._compute_loss(model, inputs)
         return loss
 
     def _get_per_token_logps_and_entropies(
@@ -400,14 +408,13 @@ class ReplGRPOTrainer(GRPOTrainer):
         sampled = (build_line_numbers(self.train_batch.rows, advantages.size(1)) >= 0).to(input_ids.device)
         # With a KL penalty the loss depends on every sampled token, even on those without an advantage.
         batch = ScoringBatch(input_ids, attention_mask, sampled, (sampled if self.beta else advantages).any(dim=1))
-        # TRL calls this for a loss, for the new rollouts, and then for the reference model.
-        if self._rows is not None:
-            scores = self._scorer.rescore(model, batch, self._rows, with_graph=self._needs_single_pass)
-        elif self._unscored:
-            self._unscored = False
-            scores = self._scorer.score_step(self.model_wrapped, batch, keep_graph=self._needs_single_pass)
-        else:
+        if self._scoring is Scoring.REFERENCE:
             return self._scorer.score_reference(self.ref_model or self.model_wrapped, batch), None, None
+        if self._scoring is Scoring.LOSS:
+            scores = self._scorer.rescore(model, batch, self._loss_rows, with_graph=self._needs_single_pass)
+        else:
+            self._scoring = Scoring.REFERENCE
+            scores = self._scorer.score_step(self.model_wrapped, batch, keep_graph=self._needs_single_pass)
         return scores.logprobs, scores.entropies, None
 
     @property

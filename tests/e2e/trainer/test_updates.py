@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
 from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.grpo import Scoring
 from repl_rl.trainer.grpo_config import grpo_args
 from repl_rl.trainer.rollout_source import StepRecord
 from repl_rl.trainer.train_loop import run_training
@@ -118,7 +119,7 @@ def test_the_scoring_of_a_step_keeps_its_graph_only_where_it_serves_the_only_upd
     with_graph: list[bool] = []
 
     def note(module: torch.nn.Module, args: object, output: BaseModelOutput) -> None:
-        if trainer._rows is None:
+        if trainer._scoring is not Scoring.LOSS:
             with_graph.append(output.last_hidden_state.requires_grad)
 
     model.base_model.register_forward_hook(note)

@@ -12,7 +12,7 @@ from trl import GRPOTrainer
 
 from repl_rl.credit.rewards import CreditConfig
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.grpo import ReplGRPOTrainer, TrainerComponents
+from repl_rl.trainer.grpo import ReplGRPOTrainer, Scoring, TrainerComponents
 from repl_rl.trainer.grpo_config import grpo_args
 from repl_rl.trainer.logprobs import build_token_columns
 from repl_rl.trainer.rollout_source import RolloutSource, StepRecord
@@ -123,7 +123,7 @@ def token_gradients(group: Sequence[Trajectory], config: TrainerConfig, out: Pat
     free = torch.full((len(group), max(len(t.completion_ids) for t in group)), -1.0, requires_grad=True)
 
     def same_logits(*_: object, **__: object) -> tuple[Tensor, Tensor, None]:
-        rows = torch.arange(len(group)) if trainer._rows is None else trainer._rows
+        rows = trainer._loss_rows if trainer._scoring is Scoring.LOSS else torch.arange(len(group))
         return free[rows], torch.zeros_like(free), None
 
     trainer.__dict__["_get_per_token_logps_and_entropies"] = same_logits
