@@ -9,7 +9,7 @@ from repl_rl.cli.train import TrainConfig
 from repl_rl.credit.advantage_estimators import ESTIMATORS
 from repl_rl.settings.removed_settings import REMOVED_TYPES
 from repl_rl.trainer.config import IMPORTANCES, KLS, LOSSES, OPTIMIZERS, PLANS, TrainerConfig
-from tests.documents import PAGES
+from tests.support.documents import PAGES
 
 NAMED = set(re.findall(r"`\"?([\w.*]+)\"?`", PAGES["docs/options.md"]))
 """Words that the page sets as code."""
