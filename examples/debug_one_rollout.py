@@ -19,6 +19,7 @@ from repl_rl import (
     RolloutLimits,
     Rollouts,
     RolloutSampler,
+    RolloutSettings,
     Sampled,
     ScriptedEngine,
     Task,
@@ -64,8 +65,7 @@ async def play() -> Trajectory:
         WatchedSampler(),
         # The clock runs while a debugger has stopped the process, so the wall clock limit is an hour.
         RolloutLimits(max_wall_s=3600.0),
-        template="bare",
-        concurrency=1,
+        RolloutSettings(template="bare", concurrency=1),
     )
     (trajectory,) = await rollouts.collect([TASK])
     return trajectory

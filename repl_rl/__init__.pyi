@@ -25,8 +25,10 @@ from repl_rl.evaluation import wilson as wilson
 from repl_rl.integrations.gym_environment_sampler import EnvironmentSampler as EnvironmentSampler
 from repl_rl.judges import grade_async as grade_async
 from repl_rl.rollout import ReplSampler as ReplSampler
+from repl_rl.rollout import RolloutHook as RolloutHook
 from repl_rl.rollout import Rollouts as Rollouts
 from repl_rl.rollout import RolloutSampler as RolloutSampler
+from repl_rl.rollout import RolloutSettings as RolloutSettings
 from repl_rl.rollout import SyncRollouts as SyncRollouts
 from repl_rl.rollout.episode import Choice as Choice
 from repl_rl.rollout.episode import Episode as Episode
@@ -133,9 +135,11 @@ __all__ = [
     "ReplSampler",
     "RewardTable",
     "RolloutConfig",
+    "RolloutHook",
     "RolloutLimits",
     "RolloutRewards",
     "RolloutSampler",
+    "RolloutSettings",
     "Rollouts",
     "Sampled",
     "Sampling",

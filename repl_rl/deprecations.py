@@ -16,10 +16,13 @@ Type checkers see the new names only.
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass, replace
 from functools import wraps
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from inspect import signature
+from operator import attrgetter
 from types import FrameType, ModuleType
 from typing import TypeVar, cast
 
@@ -159,7 +162,9 @@ def bind_old_methods(cls: type, old_to_new: Mapping[str, str]) -> None:
 
 
 def deprecated_keywords(**old_to_new: str) -> Callable[[CallableT], CallableT]:
-    """Decorate a function, or a class for its constructor, whose keyword arguments have new names::
+    """Decorate a function, or a class for its constructor, whose keyword arguments have new names.
+
+    A new name with a dot is a field of an argument that is a dataclass with a default::
 
         @deprecated_keywords(overshoot="newline_tokens")
         @dataclass(frozen=True)
@@ -259,7 +264,7 @@ class _OldMember:
         bases = cls.__mro__[: cls.__mro__.index(self._owner)]
         overrides = [base for base in bases if not isinstance(vars(base).get(self._old, self), _OldMember)]
         if not overrides:
-            return getattr(receiver, self._new)
+            return attrgetter(self._new)(receiver)
         # An override of the old name calls `super()`. The new name is bound to that override, so look behind it.
         return getattr(super(overrides[-1], receiver), self._new)
 
@@ -309,10 +314,22 @@ def _accept_old_keywords(
                 if new in keywords and not replaces:
                     raise TypeError(f"{name}() got {old!r} and {new!r}, which is its new name; leave {old!r} out")
                 _warn(f"the argument {old!r} of {name}()", repr(new))
-                keywords[new] = keywords.pop(old)
+                argument, _, field = new.partition(".")
+                value = keywords.pop(old)
+                keywords[argument] = _set_field(function, keywords, argument, field, value) if field else value
         return function(*args, **keywords)
 
     return call
+
+
+def _set_field(
+    function: Callable[..., object], keywords: Mapping[str, object], argument: str, field: str, value: object
+) -> object:
+    """Return an argument, given or by default, with one field changed."""
+    settings = keywords.get(argument, signature(function).parameters[argument].default)
+    assert is_dataclass(settings)
+    assert not isinstance(settings, type)
+    return replace(settings, **{field: value})
 
 
 def _iterate_leaves(

@@ -24,17 +24,20 @@ from repl_rl.engine import ENGINES, Dtype, EngineConfig, EngineOptions, KvOnSync
 from repl_rl.engine.restarting_engine import open_restarting_engine
 from repl_rl.errors import ConfigError
 from repl_rl.models.resolve_model import BUNDLED, ResolvedModel, is_bundled_kind, resolve_model
-from repl_rl.rollout import Rollouts, RolloutSampler, load_group_judges
+from repl_rl.rollout import Rollouts, RolloutSampler, RolloutSettings, load_group_judges
 from repl_rl.rollout.chat_template import parse_date, reads_clock
 from repl_rl.rollout.episode import RolloutConsole
 from repl_rl.rollout.host_functions import (
     HostFunction,
+    HostFunctions,
     HostModel,
     count_nested_sessions,
     load_host_functions,
     validate_workspace_names,
 )
 from repl_rl.rollout.prompts import load_template, validate_recorded_template
+from repl_rl.rollout.retry import FaultRetries
+from repl_rl.rollout.rollout_hooks import GroupJudging, RolloutHook
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.rollout.sync_rollouts import EventLoopThread
 from repl_rl.rollout.token_renderer import Overshoot, PromptSpace, Renderer
@@ -386,14 +389,18 @@ class RolloutConfig:
                 renderer,
                 sampler,
                 self.rollout,
-                self.prompt,
-                seed=self.seed,
-                replica=replica,
-                concurrency=self.concurrency,
-                host_functions=host,
-                host_models=models,
-                group_judges=load_group_judges(self.group_judge),
+                RolloutSettings(self.prompt, self.seed, replica, self.concurrency),
+                self._make_hooks(host, models),
             )
+
+    def _make_hooks(self, host: Sequence[HostFunction], models: Mapping[str, HostModel]) -> tuple[RolloutHook, ...]:
+        """Return the hooks of this config's optional features, and retries."""
+        hooks: list[RolloutHook] = [FaultRetries()]
+        if host:
+            hooks.append(HostFunctions(host, models))
+        if judges := load_group_judges(self.group_judge):
+            hooks.append(GroupJudging(judges))
+        return tuple(hooks)
 
     @asynccontextmanager
     async def _open_host_models(self, host: Sequence[HostFunction]) -> AsyncIterator[Mapping[str, HostModel]]:

@@ -19,7 +19,8 @@ from benchmarks.credit.rows import POINTS, Row, Run, Start
 from benchmarks.credit.settings import Settings, base_of, header
 from benchmarks.credit.worker_rows import ENDLESS_STEPS, Ledger, spent
 from repl_rl.engine import EngineConfig, Transformers, Vllm, open_engine
-from repl_rl.rollout import ReplSampler, Rollouts, SyncRollouts
+from repl_rl.rollout import ReplSampler, Rollouts, RolloutSettings, SyncRollouts
+from repl_rl.rollout.retry import FaultRetries
 from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.samplers.fenced_code_sampler import FencedCodeSampler
 from repl_rl.sandbox import Local, SandboxConfig, SandboxOptions
@@ -164,7 +165,9 @@ class Worker:
         """Switch to the sampler and limits of a way."""
         sampler = FencedCodeSampler() if way == "fenced" else ReplSampler()
         limits = self.settings.beginning.limits[way]
-        self.source.rollouts = replace(self.source.rollouts, sampler=sampler, limits=limits, seed=seed)
+        opened = self.source.rollouts
+        settings = replace(opened.settings, seed=seed)
+        self.source.rollouts = replace(opened, sampler=sampler, limits=limits, settings=settings)
 
 
 def trainer_config(condition: Condition, settings: Settings, learning_rate: float | None = None) -> TrainerConfig:
@@ -207,9 +210,8 @@ def opened(settings: Settings, out: Path) -> Iterator[Worker]:
             kind, model=folder, context_tokens=room, dtype="float32", max_sessions=at_once, forbidden_ids=never
         )
         async with place.open(SandboxOptions(pool_size=at_once)) as sandbox, opening as engine:
-            yield Rollouts(
-                engine, sandbox, renderer, ReplSampler(), beginning.limits["lines"], "bare", concurrency=at_once
-            )
+            playing, hooks = RolloutSettings("bare", concurrency=at_once), (FaultRetries(),)
+            yield Rollouts(engine, sandbox, renderer, ReplSampler(), beginning.limits["lines"], playing, hooks)
 
     with SyncRollouts(opener, {task.id: task for task in training}) as source:
         yield Worker(source, settings, folder, training, out)

@@ -12,7 +12,8 @@ from benchmarks.rollouts.forced_lengths import ForcedRenderer, Plan, TimedEngine
 from repl_rl.engine.base import Chunk, Sampling
 from repl_rl.engine.registry import RequestMode
 from repl_rl.engine.vllm_engine import VllmEngine
-from repl_rl.rollout import ReplSampler, Rollouts
+from repl_rl.rollout import ReplSampler, Rollouts, RolloutSettings
+from repl_rl.rollout.retry import FaultRetries
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.sandbox.base import Sandbox
 from repl_rl.tasks import Task
@@ -50,7 +51,8 @@ async def play(stage: Stage) -> Played:
     plan = stage.plan
     engine = TimedEngine(stage.engine, plan.lengths())
     limits = RolloutLimits(max_lines=plan.lines, max_observation_tokens=64, max_wall_s=600.0)
-    rollouts = Rollouts(engine, stage.sandbox, stage.renderer, ReplSampler(), limits, "bare", concurrency=plan.rollouts)
+    settings, hooks = RolloutSettings("bare", concurrency=plan.rollouts), (FaultRetries(),)
+    rollouts = Rollouts(engine, stage.sandbox, stage.renderer, ReplSampler(), limits, settings, hooks)
     tasks = [Task("t", QUESTION, "55")] * plan.rollouts
     trajectories = await rollouts.collect(tasks)
     return Played(trajectories, engine.engine_s)

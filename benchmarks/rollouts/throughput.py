@@ -26,7 +26,8 @@ from benchmarks.rollouts.text_loop import text_loop
 from benchmarks.rollouts.trl_loop import TrlLoop
 from repl_rl.engine import Engine, EngineOptions, ScriptedEngine, Vllm, open_engine
 from repl_rl.engine.vllm_engine import open_vllm
-from repl_rl.rollout import ReplSampler, Rollouts
+from repl_rl.rollout import ReplSampler, Rollouts, RolloutSettings
+from repl_rl.rollout.retry import FaultRetries
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.sandbox import InProcessSandbox, LineResult, SandboxSession, open_sandbox
@@ -56,7 +57,8 @@ async def bundled(sandbox: Sandbox, rollouts: int, repeats: int) -> dict[str, ob
     renderer = Renderer.from_folder(folder)
     never = renderer.forbidden_ids
     async with open_engine("vllm", model=folder, max_sessions=rollouts, forbidden_ids=never) as engine:
-        ours = Rollouts(engine, sandbox, renderer, ReplSampler(), RolloutLimits(), "bare", concurrency=rollouts)
+        settings, hooks = RolloutSettings("bare", concurrency=rollouts), (FaultRetries(),)
+        ours = Rollouts(engine, sandbox, renderer, ReplSampler(), RolloutLimits(), settings, hooks)
         # Warm up.
         await _run(ours, tasks, engine)
         runs = [await _run(ours, tasks, engine) for _ in range(repeats)]
@@ -107,7 +109,7 @@ def _rollouts() -> Rollouts:
     renderer = Renderer.from_folder(find_asset("policies/quickstart"))
     engine = ScriptedEngine.from_text(LINES, renderer.encode)
     limits = RolloutLimits(max_lines=len(LINES))
-    return Rollouts(engine, InProcessSandbox(), renderer, ReplSampler(), limits, "bare")
+    return Rollouts(engine, InProcessSandbox(), renderer, ReplSampler(), limits, RolloutSettings("bare"))
 
 
 def _tasks(count: int) -> Sequence[Task]:
@@ -150,7 +152,8 @@ class _ClockedSandbox:
 async def _host_s(rollouts: Rollouts, places: int, count: int) -> float:
     sandbox = _ClockedSandbox()
     started = time.process_time()
-    await replace(rollouts, sandbox=sandbox, concurrency=places).collect(_tasks(count))
+    settings = replace(rollouts.settings, concurrency=places)
+    await replace(rollouts, sandbox=sandbox, settings=settings).collect(_tasks(count))
     # Subtract the consoles' own time, which is not the host's overhead.
     spent = time.process_time() - started
     return (spent - sum(sandbox.spent)) / len(sandbox.spent)
@@ -160,7 +163,7 @@ async def _memory(rollouts: Rollouts, count: int) -> float:
     """Return bytes per rollout at the peak, with `count` concurrent rollouts."""
     tracemalloc.start()
     try:
-        await replace(rollouts, concurrency=count).collect(_tasks(count))
+        await replace(rollouts, settings=replace(rollouts.settings, concurrency=count)).collect(_tasks(count))
         return tracemalloc.get_traced_memory()[1] / count
     finally:
         tracemalloc.stop()

@@ -34,8 +34,8 @@ from repl_rl.ray.worker import (
     compute_checksum,
 )
 from repl_rl.ray.worker_pool import GroupAttempt, GroupScheduler, LostWorker
-from repl_rl.rollout import ReplSampler, Rollouts
-from repl_rl.rollout.retry import BatchResult
+from repl_rl.rollout import ReplSampler, Rollouts, RolloutSettings
+from repl_rl.rollout.concurrent_rollouts import BatchResult
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.rollout.rollout_stats import RuntimeInfo
 from repl_rl.rollout_config import RolloutConfig
@@ -263,6 +263,6 @@ def sleeping(rollout_s: float) -> Sleeping:
     script = [i for n in range(LINES) for i in renderer.encode_as_sampled(f"x = {n} * 37 + 12\n")]
     engine = ScriptedEngine([script], forbidden_ids=renderer.forbidden_ids)
     limits = RolloutLimits(max_lines=LINES)
-    rollouts = Rollouts(engine, InProcessSandbox(), renderer, ReplSampler(), limits, "bare")
+    rollouts = Rollouts(engine, InProcessSandbox(), renderer, ReplSampler(), limits, RolloutSettings("bare"))
     (trajectory,) = asyncio.run(rollouts.collect([Task("t", "What is 6 * 7?", "42")]))
     return Sleeping(rollouts.runtime_info, trajectory, rollout_s)

@@ -16,6 +16,7 @@ from repl_rl.cli.unused_options import refuse_unread
 from repl_rl.errors import ConfigError
 from repl_rl.judges import check_judges
 from repl_rl.rollout import SyncRollouts
+from repl_rl.rollout.rollout_hooks import GroupJudging, find_hook
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.runs.store import escape_control_characters, escape_output, get_step_path, write_step
 from repl_rl.settings.argument_parser import ParsedSettings, parse_with_sources
@@ -80,9 +81,9 @@ def _play_and_print(
         console.rule(style="dim")
 
     # Group judges change outcomes once all rollouts have ended.
-    at_once = not source.rollouts.group_judges
+    at_once = find_hook(source.rollouts.hooks, GroupJudging) is None
     if at_once:
-        source.rollouts.progress.subscribe(print_transcript)
+        source.progress.subscribe(print_transcript)
     progress = RolloutProgress("playing", len(tasks), config.rollout.max_lines, lambda: source.stats.counts)
     with LiveStatus(console) as status, status.show(progress.describe):
         trajectories = source.sample(tasks, config.temperature)

@@ -109,4 +109,5 @@ def evaluate_with_tampering(source: RolloutClient, tasks: Sequence[Task]) -> flo
 
 
 def _make_tampering_rollouts(rollouts: Rollouts) -> Rollouts:
-    return replace(rollouts, sandbox=TamperingSandbox(rollouts.sandbox), purpose="tampered")
+    settings = replace(rollouts.settings, purpose="tampered")
+    return replace(rollouts, sandbox=TamperingSandbox(rollouts.sandbox), settings=settings)

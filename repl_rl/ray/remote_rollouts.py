@@ -11,9 +11,11 @@ from types import MappingProxyType, TracebackType
 from repl_rl.engine.base import PreemptionStats
 from repl_rl.ray.worker import GroupRequest, WeightsRef, WorkerCluster, WorkerSetup, compute_checksum
 from repl_rl.ray.worker_pool import WorkerHandle, WorkerPool, WorkerTimeouts
-from repl_rl.rollout.concurrent_rollouts import LengthEstimator
+from repl_rl.rollout.concurrent_rollouts import BatchResult
+from repl_rl.rollout.host_functions import compute_call_metrics
+from repl_rl.rollout.length_estimator import LengthEstimator
 from repl_rl.rollout.prefetch_rollouts import BusyTimer, GroupKey, StepRollouts, find_first_ended
-from repl_rl.rollout.retry import BatchResult, FaultCounts
+from repl_rl.rollout.retry import FaultCounts
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.rollout.rollout_stats import RolloutCounts, RolloutStats, RuntimeInfo, compute_step_metrics
 from repl_rl.rollout.sampler_base import RolloutSampler
@@ -160,8 +162,7 @@ class RolloutWorkers:
         )
 
     def _learn_lengths(self, tasks: Sequence[Task], played: list[Trajectory]) -> list[Trajectory]:
-        for task, trajectory in zip(tasks, played, strict=True):
-            self._lengths.update(task, trajectory)
+        self._lengths.update_all(tasks, played)
         return played
 
     def start_rollouts(
@@ -237,10 +238,9 @@ class RolloutWorkers:
         """See `RolloutClient.metrics`; with the numbers of ready workers, lost workers, and groups started again."""
         plan, stats = self._plan, self.stats
         preempted = None if stats.preemptions is None else self._preempted
-        metrics = compute_step_metrics(
-            plan.sampler, plan.limits, plan.has_host_functions, trajectories, preempted, stats.faults
-        )
-        return {**metrics, **self.pool.worker_metrics}
+        metrics = compute_step_metrics(plan.sampler, plan.limits, trajectories, preempted, stats.faults)
+        calls = compute_call_metrics(trajectories) if plan.has_host_functions else {}
+        return {**metrics, **calls, **self.pool.worker_metrics}
 
     def load_weights(self, folder: Path, policy_step: int) -> None:
         """See `RolloutClient.load_weights`."""

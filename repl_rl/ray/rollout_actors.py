@@ -11,7 +11,7 @@ from repl_rl.ray.config import RayOptions
 from repl_rl.ray.connect_cluster import connect_to_ray, validate_cluster_gpus
 from repl_rl.ray.start_local_cluster import Machines
 from repl_rl.ray.worker import GroupRequest, Heartbeat, RolloutWorker, WeightsRef, WorkerSetup
-from repl_rl.rollout.retry import BatchResult
+from repl_rl.rollout.concurrent_rollouts import BatchResult
 from repl_rl.rollout.rollout_stats import RuntimeInfo
 
 _BEATS = "beats"

@@ -22,10 +22,10 @@ from typing import Protocol
 from repl_rl.engine.base import SupportsSleep
 from repl_rl.errors import EngineError, WeightSyncError
 from repl_rl.models.safetensors_index import INDEX, WHOLE, list_checkpoint_files
-from repl_rl.rollout.concurrent_rollouts import Rollouts, sample_probe_line
-from repl_rl.rollout.prefetch_rollouts import Prefetched
-from repl_rl.rollout.retry import BatchResult
-from repl_rl.rollout.rollout_stats import RolloutStats, RuntimeInfo
+from repl_rl.rollout.concurrent_rollouts import BatchResult, Rollouts
+from repl_rl.rollout.prefetch_rollouts import Prefetched, sample_probe_line
+from repl_rl.rollout.retry import get_fault_counts
+from repl_rl.rollout.rollout_stats import ProgressCounter, RolloutStats, RuntimeInfo, get_preemptions
 from repl_rl.rollout.sync_rollouts import ModifyRollouts
 from repl_rl.tasks import Task
 from repl_rl.trajectory.trajectory import Trajectory
@@ -165,6 +165,7 @@ class RolloutWorker:
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
         self._opened: Rollouts | None = None
+        self._progress = ProgressCounter()
         self._weight_folders: list[Path] = []
         self._memory_files = [ExitStack(), ExitStack()]
         self._loop_seen_s = time.monotonic()
@@ -182,7 +183,8 @@ class RolloutWorker:
         opener: OpenWorkerRollouts = pickle.loads(setting.opener)
         self._stack.callback(logging.getLogger().removeHandler, self._log)
         self._stack.callback(asyncio.create_task(self._watch_event_loop()).cancel)
-        self._opened = await self._stack.enter_async_context(opener(setting.number))
+        opened = await self._stack.enter_async_context(opener(setting.number))
+        self._opened = replace(opened, hooks=(*opened.hooks, self._progress))
         return self._opened.runtime_info
 
     @property
@@ -259,20 +261,21 @@ class RolloutWorker:
             wanted = group.policy_step if begin is None else begin
             raise WeightSyncError(f"the node's engine is at policy step {has}, its group at {wanted}")
         rollouts = self._rollouts if group.modify_rollouts is None else group.modify_rollouts(self._rollouts)
-        early = None
-        if begin is not None:
-            early = Prefetched(
-                group.policy_step, asyncio.Semaphore(rollouts.concurrency), dict(group.finished_rollouts)
-            )
         self._running_rollouts += group.size
         try:
-            part = await rollouts.collect_group(group.task, group.size, group.temperature, early)
+            if begin is None:
+                played = await rollouts.collect_group(group.task, group.size, group.temperature)
+                part = replace(played, ungraded_trajectories=())  # no caller needs them
+            else:
+                slots = asyncio.Semaphore(rollouts.settings.concurrency)
+                early = Prefetched(group.policy_step, slots, dict(group.finished_rollouts))
+                part = await early.collect_group(rollouts, group.task, group.size, group.temperature)
         finally:
             self._running_rollouts -= group.size
         # Let an idle engine free its memory for the trainer.
         if not self._running_rollouts and isinstance(rollouts.engine, SupportsSleep):
             await rollouts.engine.sleep()
-        return part if early is not None else replace(part, ungraded_trajectories=())  # no caller needs them
+        return part
 
     async def get_heartbeat(self) -> Heartbeat:
         """See `WorkerClient.get_heartbeat`."""
@@ -281,7 +284,8 @@ class RolloutWorker:
         rollouts = self._opened
         if rollouts is None:
             return Heartbeat(os.getpid(), behind_s, log_lines=self._log.take_lines())
-        stats = RolloutStats(dict(rollouts.faults), rollouts.preemptions, rollouts.progress.counts)
+        preemptions = get_preemptions(rollouts.engine)
+        stats = RolloutStats(dict(get_fault_counts(rollouts)), preemptions, self._progress.counts)
         step = rollouts.engine.policy_step
         return Heartbeat(os.getpid(), behind_s, step, self._running_rollouts, stats, self._log.take_lines())
 

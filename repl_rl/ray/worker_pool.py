@@ -27,7 +27,7 @@ from repl_rl.ray.worker import (
     WorkerSetup,
     list_weight_files,
 )
-from repl_rl.rollout.retry import BatchResult
+from repl_rl.rollout.concurrent_rollouts import BatchResult
 from repl_rl.rollout.rollout_stats import RuntimeInfo
 
 T = TypeVar("T")

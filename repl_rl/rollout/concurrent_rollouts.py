@@ -1,83 +1,50 @@
 """Runner of many concurrent rollouts: one coroutine per rollout, without a batch barrier.
 
-- the start order of rollouts: the longest first, so that none of them runs alone at the end
 - the hooks of a sampler with their time limits
-- the runner `Rollouts`
-- a probe of the engine's weights
+- the runner `Rollouts`, with its settings and its results
+- errors: of a group of coroutines, during grading, of prompts, and of a whole batch
 """
 
 import asyncio
-import json
 import logging
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from repl_rl.deprecations import keeps_old_names
-from repl_rl.engine.base import Engine, HasPreemptionStats, HasRestarts, PreemptionStats, Sampling
-from repl_rl.errors import ConfigError, ReplRLError, RolloutFailure, SetupError, UserCodeError
-from repl_rl.judges import GroupJudge, apply_group_judges, grade_trajectory
-from repl_rl.rollout.episode import Episode
-from repl_rl.rollout.host_functions import HostCallContext, HostCallSession, HostCallSlots, HostFunction, HostModel
-from repl_rl.rollout.prefetch_rollouts import Prefetched
-from repl_rl.rollout.prompts import add_function_declarations
-from repl_rl.rollout.retry import (
-    BatchNotes,
-    BatchResult,
-    FaultCounts,
-    check_failures,
-    grade_or_fail,
-    make_overlong_trajectory,
-    play_with_retries,
+from repl_rl.engine.base import Engine, Sampling
+from repl_rl.errors import (
+    ConfigError,
+    ReplRLError,
+    RolloutFailure,
+    SandboxFault,
+    SandboxLost,
+    SetupError,
+    UnrecoverableError,
+    UserCodeError,
 )
+from repl_rl.judges import grade_trajectory
+from repl_rl.rollout.episode import Episode
+from repl_rl.rollout.rollout_hooks import BatchNotes, RolloutContext, RolloutHook, RunRollout
 from repl_rl.rollout.rollout_limits import RolloutLimits
-from repl_rl.rollout.rollout_stats import PreemptionTracker, ProgressTracker, RuntimeInfo, compute_step_metrics
+from repl_rl.rollout.rollout_stats import RuntimeInfo
 from repl_rl.rollout.sampler_base import RolloutSampler
 from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.sandbox.base import Sandbox
 from repl_rl.tasks import Task
-from repl_rl.trajectory.trajectory import Failure, OutcomeClaims, Prompt, Stop, Trajectory
-from repl_rl.trajectory.trajectory_builder import EpisodeRecorder, RolloutObserver, RolloutSpec, derive_seed
+from repl_rl.trajectory.trajectory import Failure, FailureKind, Line, Observed, OutcomeClaims, Prompt, Stop, Trajectory
+from repl_rl.trajectory.trajectory_builder import (
+    UNFOLLOWED,
+    EpisodeRecorder,
+    RolloutObserver,
+    RolloutSpec,
+    derive_seed,
+)
 
 _CANCEL_S = 5.0
 """Time for a cancelled sampler to clean up, and time limit of `on_end`, seconds."""
-_NEWEST_WEIGHT = 0.2
-"""Weight of the newest rollout in the mean of its family."""
 _log = logging.getLogger(__name__)
-
-
-class LengthEstimator:
-    """Mean token count of the rollouts of each task family, for the start order. No trajectory depends on it."""
-
-    def __init__(self) -> None:
-        self._mean: dict[str, float] = {}
-
-    def update(self, task: Task, trajectory: Trajectory) -> None:
-        """Include one finished rollout."""
-        tokens = len(trajectory.completion_ids)
-        mean = self._mean.get(task.family, tokens)
-        self._mean[task.family] = mean + _NEWEST_WEIGHT * (tokens - mean)
-
-    def state_dict(self) -> str:
-        """Return the means as JSON."""
-        return json.dumps(self._mean)
-
-    def load_state_dict(self, memory: str) -> None:
-        """Restore the state that `state_dict` returned."""
-        self._mean = dict(json.loads(memory))
-
-    def sort_longest_first(self, tasks: Sequence[Task]) -> list[int]:
-        """Return the indices of `tasks`, those of the longest rollouts first.
-
-        Unknown families come first, and rollouts of one task stay together.
-        """
-        expected = [self._mean.get(task.family, float("inf")) for task in tasks]
-        first: dict[str, int] = {}
-        for index, task in enumerate(tasks):
-            first.setdefault(task.id, index)
-        # Ties keep the order of the tasks, so that the start order is deterministic.
-        return sorted(range(len(tasks)), key=lambda index: (-expected[index], first[tasks[index].id], index))
 
 
 @dataclass(slots=True)
@@ -174,10 +141,50 @@ def _get_user_error(name: str, task: "asyncio.Task[None]") -> ReplRLError | Roll
     return user_error
 
 
+@dataclass(frozen=True, slots=True)
+class RolloutSettings:
+    """Settings of all rollouts of a process."""
+
+    template: str = "base"
+    """Prompt template: see `Renderer.build_prompt`."""
+    seed: int = 0
+    replica: int = 0
+    """Index of this process (>= 0). It is part of ids and seeds, so that no two processes play the same rollout."""
+    concurrency: int = 64
+    """Largest number of concurrent rollouts (>= 1). Others wait, so that consoles are leased only when they are
+    used."""
+    purpose: str = ""
+    """Purpose of rollouts other than training and evaluation. It is part of ids, so that these stay unique."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """Rollouts that were played together (a batch or part of one), with their errors."""
+
+    trajectories: tuple[Trajectory, ...]
+    notes: BatchNotes = field(default_factory=BatchNotes)
+    ungraded_trajectories: tuple[Trajectory, ...] = ()
+    """Trajectories before group judges, for callers that need them. Empty means that they are the same."""
+
+    @classmethod
+    def merge(cls, results: "Sequence[BatchResult]") -> "BatchResult":
+        """Merge several results into one."""
+        notes = [result.notes for result in results]
+        errors = [error for each in notes for error in each.errors]
+        losses = [fault for each in notes for fault in each.lost_consoles]
+        attempts = max((each.attempts for each in notes), default=1)
+        trajectories = tuple(t for result in results for t in result.trajectories)
+        return cls(trajectories, BatchNotes(errors, losses, sum(each.retries for each in notes), attempts))
+
+
 @keeps_old_names
 @dataclass(frozen=True, slots=True)
 class Rollouts:
     """Everything that rollouts need: engine, sandbox, renderer, sampler and limits.
+
+    Optional features are `hooks`: retries (`FaultRetries`), host functions (`HostFunctions`), group judges
+    (`GroupJudging`), counts (`ProgressCounter`) and those of a user. `RolloutConfig.open_rollouts` adds those that its
+    settings name.
 
     Raises:
         ConfigError: engine and renderer forbid different ids, so that the engine would sample from another policy.
@@ -188,32 +195,9 @@ class Rollouts:
     renderer: Renderer
     sampler: RolloutSampler
     limits: RolloutLimits
-    template: str = "base"
-    """Prompt template: see `Renderer.build_prompt`."""
-    seed: int = 0
-    replica: int = 0
-    """Index of this process (>= 0). It is part of ids and seeds, so that no two processes play the same rollout."""
-    group_judges: tuple[GroupJudge, ...] = ()
-    """Judges that see all rollouts of a task collected in one call, and add to their outcomes."""
-    concurrency: int = 64
-    """Largest number of concurrent rollouts (>= 1). Others wait, so that consoles are leased only when they are
-    used."""
-    purpose: str = ""
-    """Purpose of rollouts other than training and evaluation. It is part of ids, so that these stay unique."""
-    length_estimator: LengthEstimator = field(default_factory=LengthEstimator, compare=False)
-    """Length estimates by task family; the longest rollouts start first."""
-    preemption_tracker: PreemptionTracker = field(default_factory=PreemptionTracker, compare=False)
-    """Preemption statistics, for metrics only."""
-    progress: ProgressTracker = field(default_factory=ProgressTracker, compare=False)
-    """Counts of rollouts and tokens, for displays only."""
-    fault_counts: FaultCounts = field(default_factory=FaultCounts, compare=False)
-    """Fault counts of this process and of those that the run was resumed from."""
-    host_functions: Sequence[HostFunction] = ()
-    """Host functions that lines may call."""
-    host_models: Mapping[str, HostModel] = field(default_factory=dict)
-    """Models that host functions query in place of the policy, by name."""
-    host_call_slots: HostCallSlots = field(default_factory=HostCallSlots, compare=False)
-    """Concurrency limits of their calls, over all rollouts."""
+    settings: RolloutSettings = RolloutSettings()
+    hooks: tuple[RolloutHook, ...] = ()
+    """Optional features, called in this order."""
 
     def __post_init__(self) -> None:
         # Different forbidden ids mean different distributions of engine and trainer.
@@ -221,38 +205,25 @@ class Rollouts:
         if engine_ids != renderer_ids:
             remedy = f"the renderer forbids {len(renderer_ids)}; give open_engine(forbidden_ids=renderer.forbidden_ids)"
             raise ConfigError(f"forbidden ids of engine {self.engine.name}", len(engine_ids), remedy)
-
-    @property
-    def preemptions(self) -> PreemptionStats | None:
-        """Preemption statistics since the engine was opened; None means that the engine has no shared KV cache."""
-        return self.engine.preemptions if isinstance(self.engine, HasPreemptionStats) else None
+        # Read the file of a shipped template now, not while rollouts are played.
+        self.renderer.preload_template(self.settings.template)
 
     @property
     def runtime_info(self) -> RuntimeInfo:
         """Runtime information of the opened engine, sandbox and sampler."""
         return RuntimeInfo.from_components(self.engine, self.sandbox.name, self.sampler, self.renderer)
 
-    @property
-    def faults(self) -> Mapping[str, int]:
-        """Fault counts since the run began, and the number of retries."""
-        return self.fault_counts.with_engine_crashes(
-            self.engine.crash_count if isinstance(self.engine, HasRestarts) else 0
-        )
+    async def collect(self, tasks: Sequence[Task], temperature: float = 1.0) -> list[Trajectory]:
+        """Play one rollout per task with the current policy, and return the trajectories in order.
 
-    async def collect(
-        self, tasks: Sequence[Task], temperature: float = 1.0, early: Prefetched | None = None
-    ) -> list[Trajectory]:
-        """Play one rollout per task, and return the trajectories in order.
-
-        A task that occurs g times gives a group of g rollouts. `early` marks prefetched rollouts of a later step, some
-        of which may have ended. None means rollouts of the current policy.
+        A task that occurs g times gives a group of g rollouts.
 
         The list includes failed rollouts, with `stop == "fault"`. A rollout fails by an error of ours or of the
         sampler, or if its prompt fills the context.
 
-        A rollout is first retried, with the same id and seed, if a `HasRestarts` engine died or its console was lost.
-        Rollouts that ended before are kept. Trajectories depend on the concurrency only as far as the engine's sampling
-        does.
+        With `FaultRetries`, a rollout is first retried, with the same id and seed, if a `HasRestarts` engine died or
+        its console was lost. Rollouts that ended before are kept. Trajectories depend on the concurrency only as far as
+        the engine's sampling does.
 
         Raises:
             UserCodeError: the sampler failed in most rollouts, or a judge failed.
@@ -260,131 +231,69 @@ class Rollouts:
             UnrecoverableError: the engine died repeatedly, or every rollout lost its console in each attempt.
             EngineError, InvariantError: all rollouts are cancelled.
         """
-        batch = await self.collect_ungraded(tasks, temperature, early)
-        check_failures(batch, self.sandbox.name)
-        return await apply_group_judges(self.group_judges, tasks, batch.trajectories)
+        batch = await self.run_batch(self.make_specs(tasks, temperature, self.engine.policy_step), temperature)
+        return await self.finish_batch(tasks, batch)
 
-    async def collect_ungraded(
-        self, tasks: Sequence[Task], temperature: float = 1.0, early: Prefetched | None = None
-    ) -> BatchResult:
-        """Play rollouts as `collect` does, but only note failed ones, and run no group judge."""
-        earlier_preemptions = self.preemptions or PreemptionStats()
-        batch = early or Prefetched(self.engine.policy_step, asyncio.Semaphore(self.concurrency))
-        finished = dict(batch.finished_rollouts)
+    async def collect_group(self, task: Task, size: int, temperature: float = 1.0) -> BatchResult:
+        """Play all rollouts of one task, `on_group_end` included. Failed rollouts are only noted."""
+        tasks = [task] * size
+        batch = await self.run_batch(self.make_specs(tasks, temperature, self.engine.policy_step), temperature)
+        return await self.end_groups(tasks, batch)
+
+    def make_specs(self, tasks: Sequence[Task], temperature: float, policy_step: int) -> list[RolloutSpec]:
+        """Return the spec of one rollout per task. Ids and seeds include `policy_step`."""
         counts: dict[str, int] = {}
         specs = []
         # The index counts the rollouts of one task; id and seed follow from it.
         for task in tasks:
             index = counts[task.id] = counts.get(task.id, -1) + 1
-            specs.append(self._make_spec(task, index, temperature, batch.policy_step))
-        notes = BatchNotes()
-        # Start the longest rollouts first; `batch.slots` limits the number that run.
+            specs.append(self._make_spec(task, index, temperature, policy_step))
+        return specs
+
+    async def run_batch(self, specs: Sequence[RolloutSpec], temperature: float) -> BatchResult:
+        """Play rollouts, started in the order of `specs`. Failed ones are only noted, and no group judge runs."""
+        slots, notes = asyncio.Semaphore(self.settings.concurrency), BatchNotes()
         async with open_task_group() as rollouts:
-            running = {
-                index: rollouts.create_task(self._run_with_retries(specs[index], temperature, batch.slots, notes))
-                for index in self.length_estimator.sort_longest_first(tasks)
-                if index not in finished
-            }
-            # Note each rollout as soon as it ends, so that a checkpoint taken meanwhile includes it.
-            for index, rollout in running.items():
-                rollout.add_done_callback(partial(batch.record_result, index))
-        trajectories = [
-            finished[index] if index in finished else running[index].result() for index in range(len(tasks))
-        ]
-        if early is None:  # otherwise rollouts of other steps run too, and their caller does this
-            self.preemption_tracker.last_batch = (self.preemptions or PreemptionStats()).subtract(earlier_preemptions)
-            self.learn_lengths(tasks, trajectories)
-        return BatchResult(tuple(trajectories), notes)
+            running = [rollouts.create_task(self.run_rollout(spec, temperature, slots, notes)) for spec in specs]
+        return BatchResult(tuple(rollout.result() for rollout in running), notes)
 
-    def learn_lengths(self, tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> None:
-        """Update the length estimates with finished rollouts.
+    async def finish_batch(self, tasks: Sequence[Task], batch: BatchResult) -> list[Trajectory]:
+        """Return the trajectories of a whole batch, given one task each. Raises the errors of `collect`."""
+        check_failures(batch, self.sandbox.name)
+        return list((await self.end_groups(tasks, batch)).trajectories)
 
-        The caller of prefetched rollouts does this once their step comes. The order of rollouts started meanwhile then
-        does not depend on timing, and a resumed run counts no rollout twice.
-        """
-        for task, trajectory in zip(tasks, trajectories, strict=True):
-            self.length_estimator.update(task, trajectory)
+    async def end_groups(self, tasks: Sequence[Task], batch: BatchResult) -> BatchResult:
+        """Call `on_group_end` of each hook with whole groups, given one task per rollout."""
+        trajectories = batch.trajectories
+        for hook in self.hooks:
+            trajectories = tuple(await hook.on_group_end(tasks, trajectories))
+        if trajectories == batch.trajectories:
+            return batch
+        return replace(batch, trajectories=trajectories, ungraded_trajectories=batch.trajectories)
 
-    async def collect_group(
-        self, task: Task, size: int, temperature: float = 1.0, early: Prefetched | None = None
-    ) -> BatchResult:
-        """Play all rollouts of one task, group judges included. Failed rollouts are only noted."""
-        tasks = [task] * size
-        batch = await self.collect_ungraded(tasks, temperature, early)
-        trajectories = await apply_group_judges(self.group_judges, tasks, batch.trajectories)
-        return replace(
-            batch,
-            trajectories=tuple(trajectories),
-            ungraded_trajectories=batch.trajectories if self.group_judges else (),
-        )
-
-    def metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """Return the metrics of the last collected step: those of the sampler, and those of `compute_step_metrics`."""
-        preemptions = None if self.preemptions is None else self.preemption_tracker.last_batch.preempted
-        return compute_step_metrics(
-            self.sampler, self.limits, bool(self.host_functions), trajectories, preemptions, self.faults
-        )
-
-    def _make_spec(self, task: Task, index: int, temperature: float, step: int) -> RolloutSpec:
-        number = f"{self.replica}.{index}" if self.replica else str(index)
-        # The seed follows from names alone, so that a resumed run gets the same one.
-        seed = derive_seed(f"{self.seed}/{step}/{task.id}/{number}")
-        kind = {1.0: "", 0.0: "greedy"}.get(temperature, f"t{temperature:g}")
-        id = "-".join(filter(None, (str(step), task.id, number, kind, self.purpose)))
-        return RolloutSpec(id, task, self.build_prompt(task), seed, step)
-
-    @property
-    def _counter(self) -> RolloutObserver:
-        return RolloutObserver(self.progress.count_item)
-
-    def _get_offered_functions(self, depth: int) -> Sequence[HostFunction]:
-        return [function for function in self.host_functions if not function.max_depth or depth < function.max_depth]
-
-    def build_prompt(self, task: Task, depth: int = 0) -> Prompt:
-        """Return the prompt of every rollout of `task` at a nesting `depth`; a top-level rollout has depth 0."""
-        version = ".".join(map(str, self.sandbox.python_version))
-        # The policy sees only the host functions that it can call at this depth.
-        declared_task = replace(
-            task,
-            question=add_function_declarations(
-                task.question, [f.declaration for f in self._get_offered_functions(depth)]
-            ),
-        )
-        try:
-            return self.sampler.prompt(declared_task, self.renderer, self.template, version)
-        except ReplRLError:
-            raise
-        except Exception as error:
-            raise UserCodeError(f"{type(self.sampler).__name__}.prompt raised {error!r} on task {task.id}") from error
-
-    def get_model(self, model: str) -> HostModel:
-        """See `NestedRolloutRunner.get_model`."""
-        return self.host_models[model] if model else HostModel(self.engine, self.renderer)
-
-    def make_nested_spec(self, task: Task, id: str, caller: RolloutSpec, depth: int) -> RolloutSpec:
-        """See `NestedRolloutRunner.make_nested_spec`."""
-        return RolloutSpec(
-            id, task, self.build_prompt(task, depth), derive_seed(f"{caller.seed}/{id}"), caller.policy_step
-        )
-
-    async def _run_with_retries(
+    async def run_rollout(
         self, spec: RolloutSpec, temperature: float, slots: asyncio.Semaphore, notes: BatchNotes
     ) -> Trajectory:
-        """Play a whole rollout, with retries after a fault of ours."""
+        """Play a top-level rollout and grade it. It waits for one of `slots`, and adds its errors to `notes`."""
         if len(spec.prompt.token_ids) >= self.engine.context_tokens:
             trajectory = make_overlong_trajectory(spec, self.engine.context_tokens, notes)
         else:
-            retry_crashes = isinstance(self.engine, HasRestarts)
-            play = partial(self._run_with_hooks, spec, temperature, 0, slots)
-            trajectory = await play_with_retries(play, notes, self.fault_counts, retry_crashes=retry_crashes)
-        self.progress.count_rollout(trajectory)
+            context = RolloutContext(self, spec, temperature)
+            run: RunRollout = partial(self._run_attempt, context, self._observer, slots)
+            for hook in self.hooks:
+                run = hook.wrap_rollout(context, run)
+            trajectory = await run(notes)
+        for hook in self.hooks:
+            hook.on_rollout_end(spec.task, trajectory)
         return trajectory
 
     async def run_nested(self, spec: RolloutSpec, temperature: float, depth: int) -> Trajectory:
-        """See `NestedRolloutRunner.run_nested`. An error of the sampler fails only this rollout."""
-        # A crash of the engine is not retried here: it ends the calling rollout, which starts again as a whole.
-        play = partial(self._run_with_hooks, spec, temperature, depth, nullcontext())
-        return await play_with_retries(play, BatchNotes(), self.fault_counts, retry_crashes=False)
+        """See `RolloutRunner.run_nested`. An error of the sampler fails only this rollout."""
+        context = RolloutContext(self, spec, temperature, depth)
+        run: RunRollout = partial(self._run_attempt, context, self._observer, nullcontext())
+        for hook in self.hooks:
+            run = hook.wrap_rollout(context, run)
+        return await run(BatchNotes())
 
     async def run_observed(self, spec: RolloutSpec, temperature: float, observer: RolloutObserver) -> Trajectory:
         """Play a rollout that a client follows live.
@@ -395,24 +304,60 @@ class Rollouts:
         Raises:
             EngineError, InvariantError, UserCodeError: as raised by the engine or by a hook of the sampler.
         """
-        return await self._run_with_hooks(spec, temperature, 0, nullcontext(), BatchNotes(), observer)
+        context = RolloutContext(self, spec, temperature)
+        return await self._run_attempt(context, observer, nullcontext(), BatchNotes(), grades=False)
 
-    async def _run_with_hooks(
+    def build_prompt(self, task: Task, depth: int = 0) -> Prompt:
+        """See `RolloutRunner.build_prompt`."""
+        version = ".".join(map(str, self.sandbox.python_version))
+        shown_task = task
+        for hook in self.hooks:
+            shown_task = hook.declare(shown_task, depth)
+        try:
+            return self.sampler.prompt(shown_task, self.renderer, self.settings.template, version)
+        except ReplRLError:
+            raise
+        except Exception as error:
+            raise UserCodeError(f"{type(self.sampler).__name__}.prompt raised {error!r} on task {task.id}") from error
+
+    def _make_spec(self, task: Task, index: int, temperature: float, step: int) -> RolloutSpec:
+        settings = self.settings
+        number = f"{settings.replica}.{index}" if settings.replica else str(index)
+        # The seed follows from names alone, so that a resumed run gets the same one.
+        seed = derive_seed(f"{settings.seed}/{step}/{task.id}/{number}")
+        kind = {1.0: "", 0.0: "greedy"}.get(temperature, f"t{temperature:g}")
+        id = "-".join(filter(None, (str(step), task.id, number, kind, settings.purpose)))
+        return RolloutSpec(id, task, self.build_prompt(task), seed, step)
+
+    @property
+    def _observer(self) -> RolloutObserver:
+        """Observer that calls the hooks which override `observe`. Without any, a line costs no call."""
+        calls = [hook.observe for hook in self.hooks if type(hook).observe is not RolloutHook.observe]
+        if not calls:
+            return UNFOLLOWED
+
+        def call_hooks(item: Line | Observed) -> None:
+            for call in calls:
+                call(item)
+
+        return RolloutObserver(calls[0] if len(calls) == 1 else call_hooks)
+
+    async def _run_attempt(
         self,
-        spec: RolloutSpec,
-        temperature: float,
-        depth: int,
+        context: RolloutContext,
+        observer: RolloutObserver,
         slots: AbstractAsyncContextManager[None],
         notes: BatchNotes,
-        observer: RolloutObserver | None = None,
+        *,
+        grades: bool = True,
     ) -> Trajectory:
-        """Play a rollout between the hooks of its sampler; a top-level rollout (depth 0) is also graded."""
-        hooks = SamplerHooks(self.sampler, self.limits.max_wall_s)
+        """Play a rollout from its start, between the hooks of its sampler. A top-level rollout is also graded."""
+        hooks, spec = SamplerHooks(self.sampler, self.limits.max_wall_s), context.spec
         try:
             # The slot is free again before the rollout is graded.
             async with slots:
-                trajectory, claims = await self._run_sampler(spec, temperature, depth, notes, hooks, observer)
-            if depth == 0 and observer is None and trajectory.failure is None:
+                trajectory, claims = await self._run_sampler(context, observer, notes, hooks)
+            if grades and context.depth == 0 and trajectory.failure is None:
                 trajectory = await grade_or_fail(
                     grade_trajectory(spec.task, trajectory, claims, self.sandbox), trajectory, notes
                 )
@@ -428,24 +373,19 @@ class Rollouts:
         return replace(trajectory.without_outcome(), stop=Stop.FAULT, failure=Failure.from_error(hook_error))
 
     async def _run_sampler(
-        self,
-        spec: RolloutSpec,
-        temperature: float,
-        depth: int,
-        notes: BatchNotes,
-        hooks: SamplerHooks,
-        observer: RolloutObserver | None,
+        self, context: RolloutContext, observer: RolloutObserver, notes: BatchNotes, hooks: SamplerHooks
     ) -> tuple[Trajectory, OutcomeClaims]:
         """Sample one rollout, and return it without a grade, with the claims of its sampler."""
-        sampling = Sampling(temperature, spec.seed, nested=depth > 0)
-        call_context, functions = HostCallContext(self, spec, temperature, depth, 0), self._get_offered_functions(depth)
-        host, context = HostCallSession(functions, self.host_call_slots, call_context), self.engine.context_tokens
+        spec, context_tokens = context.spec, self.engine.context_tokens
+        sampling = Sampling(context.temperature, spec.seed, nested=context.depth > 0)
         async with (
             self.engine.session(spec.prompt.token_ids, sampling) as session,
             Episode(
-                spec, session, self.sandbox, self.renderer, self.limits, context, host, observer or self._counter
+                spec, session, self.sandbox, self.renderer, self.limits, context_tokens, observer=observer
             ) as episode,
         ):
+            for hook in self.hooks:
+                hook.on_rollout_start(context, episode)
             # Only these two errors are failures of this rollout alone.
             try:
                 await hooks.run(episode)
@@ -454,32 +394,11 @@ class Rollouts:
             except UserCodeError as error:
                 notes.errors.append(error)
                 episode.fail(error)
-            # The caller may retry a rollout that lost its console.
+            # A hook may retry a rollout that lost its console.
             if episode.console_loss is not None:
                 notes.lost_consoles.append(episode.console_loss)
             episode.finish()
             return episode.build_trajectory(), episode.outcome_claims
-
-
-async def sample_probe_line(rollouts: Rollouts, task: Task) -> Trajectory:
-    """Sample the first line of the current policy on `task`, which shows the engine's weights if no rollout can.
-
-    No console runs the line, and it needs no concurrency slot.
-
-    Raises:
-        EngineError: as in the engine's session; the prompt fills the context.
-    """
-    engine, renderer = rollouts.engine, rollouts.renderer
-    spec = RolloutSpec(
-        f"{engine.policy_step}-{task.id}-probe", task, rollouts.build_prompt(task), 0, engine.policy_step
-    )
-    prompt, max_tokens = spec.prompt.token_ids, rollouts.limits.max_line_tokens
-    # A nested session is admitted at once, however full the KV cache is.
-    async with engine.session(prompt, Sampling(seed=spec.seed, nested=True)) as session:
-        chunk = await session.sample((), max_tokens=max_tokens, stop_ids=renderer.stop_ids)
-    record = EpisodeRecorder(spec)
-    record.append_line(renderer.make_line(chunk, spec.prompt))
-    return record.build_trajectory(Stop.FINISHED, 0.0, None, None)
 
 
 @asynccontextmanager
@@ -496,3 +415,45 @@ async def open_task_group() -> AsyncIterator[asyncio.TaskGroup]:
         failures = raised.exceptions
     if failures:
         raise failures[0]  # outside the block above, so that the error keeps its own cause
+
+
+async def grade_or_fail(grading: Awaitable[Trajectory], trajectory: Trajectory, notes: BatchNotes) -> Trajectory:
+    """Grade a rollout that has ended; a console that fails during grading drops the rollout."""
+    try:
+        return await grading
+    except SandboxFault as fault:
+        if isinstance(fault, SandboxLost):
+            notes.lost_consoles.append(fault)
+        return replace(trajectory, stop=Stop.FAULT, failure=Failure.from_error(fault))
+
+
+def make_overlong_trajectory(spec: RolloutSpec, context_tokens: int, notes: BatchNotes) -> Trajectory:
+    """Return the failed record of a rollout whose prompt fills the context, and note the error."""
+    thing = f"prompt of task {spec.task.id}, ids"
+    remedy = f"the context holds {context_tokens}; leave the task out, or use a longer context"
+    # The error of the batch and the failure of the record have the same message.
+    notes.errors.append(ConfigError(thing, len(spec.prompt.token_ids), remedy))
+    failure = Failure(FailureKind.PROMPT_TOO_LONG, str(notes.errors[-1]))
+    return EpisodeRecorder(spec).build_trajectory(Stop.FAULT, 0.0, failure, None)
+
+
+def check_failures(batch: BatchResult, sandbox: str) -> None:
+    """Log the errors of a batch, and raise one if it is pointless to continue.
+
+    Raises:
+        UnrecoverableError: every rollout lost its console in each attempt.
+        ReplRLError: the sampler failed in most rollouts, or most prompts are too long.
+    """
+    errors, losses = batch.notes.errors, batch.notes.lost_consoles
+    rollouts = len(batch.trajectories)
+    if batch.notes.retries:
+        _log.warning("%d rollouts played again: the engine died, or their consoles were lost", batch.notes.retries)
+    if losses and len(losses) == rollouts:
+        times = f", {batch.notes.attempts} times" if batch.notes.attempts > 1 else ""
+        state = f"lost in each of {rollouts} rollouts{times} ({losses[0]})"
+        raise UnrecoverableError(f"sandbox {sandbox}", state, "check it with `repl-rl sandbox check`") from losses[0]
+    # A few errors only drop their rollouts. If most rollouts have one, the sampler or the prompts are wrong.
+    if 2 * len(errors) > rollouts:
+        raise errors[0]
+    if errors or losses:
+        _log.warning("%d of %d rollouts dropped: %s", len(errors) + len(losses), rollouts, [*errors, *losses][0])

@@ -14,12 +14,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import Protocol
 
 from repl_rl.deprecations import bind_protocol_methods, keeps_old_names
 from repl_rl.engine.base import Chunk, EngineSession, Watch
 from repl_rl.errors import ConfigError, SandboxFault, SandboxLost, SetupError
 from repl_rl.judges import grade_with_first_judge
-from repl_rl.rollout.host_functions import HostCallSession
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.sandbox.base import (
@@ -33,8 +33,9 @@ from repl_rl.sandbox.base import (
     push_each,
 )
 from repl_rl.tasks import Task
-from repl_rl.trajectory.console_text import LineBuffer, choose_prompt
+from repl_rl.trajectory.console_text import LineBuffer, choose_prompt, clip_middle
 from repl_rl.trajectory.trajectory import (
+    UNANSWERED,
     Alternative,
     Execution,
     Failure,
@@ -97,21 +98,31 @@ def choose_by_majority(lines: Sequence[Line]) -> Choice:
     )
 
 
+class HostCallRecorder(HostCallHandler, Protocol):
+    """Handler of the host function calls of one rollout, with their record."""
+
+    def take_calls(self) -> tuple[HostCall, ...]:
+        """Return the calls since the last `take_calls`."""
+
+    def start_recall(self, calls: Sequence[HostCall]) -> None:
+        """Answer calls from a record until `stop_recall`."""
+
+    def stop_recall(self) -> str:
+        """Answer calls by the functions again. Return the difference between calls and record, empty if they agree."""
+
+    def add_to_trajectory(self, trajectory: Trajectory) -> Trajectory:
+        """Return a trajectory with the names of the offered functions and the trajectories sampled for calls."""
+
+
 class RolloutConsole:
     """Console of one rollout: a sandbox session that opens at the first executed line, and the text of an open line."""
 
-    def __init__(self, sandbox: Sandbox, task: Task, host: HostCallSession | None = None) -> None:
-        """Set the sandbox and the task; the session opens later.
-
-        Args:
-            sandbox: source of the session.
-            task: task whose workspace the session begins with.
-            host: handler of the functions that lines may call; None means no functions.
-        """
+    def __init__(self, sandbox: Sandbox, task: Task) -> None:
+        """Set the sandbox and the task, with whose workspace the session begins; the session opens later."""
         self._sandbox = sandbox
         self._task = task
-        self.host = host or HostCallSession()
-        """Handler of the calls that lines make."""
+        self.host: HostCallRecorder | None = None
+        """Handler of the calls that lines make; None means that they can make none."""
         self._resources = AsyncExitStack()
         self._session: SandboxSession | None = None
         self._buffer = LineBuffer()
@@ -174,10 +185,11 @@ class RolloutConsole:
         """
         self._buffer = LineBuffer(carry)
         # Host functions may have effects, so the record answers their calls.
-        self.host.start_recall(calls)
+        if self.host is not None:
+            self.host.start_recall(calls)
         if ran:
             await self.run(ran)
-        difference = self.host.stop_recall()
+        difference = self.host.stop_recall() if self.host is not None else _describe_missing_calls(calls)
         if difference:
             raise SandboxFault(f"the console called the host otherwise than recorded: {difference}")
         if self.ended:
@@ -191,9 +203,15 @@ class RolloutConsole:
             except SetupError as error:
                 raise SetupError(f"task {self._task.id}: {error.thing}", error.value, error.remedy) from error
             # Functions have to be offered before the first line runs.
-            if self.host.functions:
+            if self.host is not None and self.host.functions:
                 offer_host_functions(self._session, self.host, self._sandbox.name)
         return self._session
+
+
+def _describe_missing_calls(calls: Sequence[HostCall]) -> str:
+    """Return the difference between a record and a console that can make no calls; empty if it has none."""
+    missing = [f"{call.name}({call.arguments})" for call in calls if call.error != UNANSWERED]
+    return "; ".join(f"not called: {clip_middle(call, 80)}" for call in missing)
 
 
 def offer_host_functions(session: SandboxSession, host: HostCallHandler, sandbox: str) -> None:
@@ -445,7 +463,6 @@ class Episode(EpisodeRewards):
         renderer: Renderer,
         limits: RolloutLimits,
         context_tokens: int,
-        host: HostCallSession | None = None,
         observer: RolloutObserver = UNFOLLOWED,
     ) -> None:
         super().__init__(EpisodeRecorder(spec, observer))
@@ -455,7 +472,7 @@ class Episode(EpisodeRewards):
         context_left = context_tokens - len(spec.prompt.token_ids)
         self._generation = Generation(engine, renderer, spec.prompt, context_left, observer.max_tokens)
         self._sandbox = sandbox
-        self._console = RolloutConsole(sandbox, spec.task, host)
+        self._console = RolloutConsole(sandbox, spec.task)
         self._termination = Termination()
         self._started = time.monotonic()
 
@@ -492,6 +509,10 @@ class Episode(EpisodeRewards):
     def console_loss(self) -> SandboxLost | None:
         """Error that reports the loss of the console, or None. Such a rollout cannot continue."""
         return self._termination.console_loss
+
+    def answer_calls_by(self, host: HostCallRecorder) -> None:
+        """Let lines call the functions of `host`. Hooks call this before the first line runs."""
+        self._console.host = host
 
     async def lines(self, write: Callable[[], Awaitable[Line]] | None = None) -> AsyncIterator[Line]:
         """Yield one sampled line after another until the rollout ends.
@@ -639,9 +660,9 @@ class Episode(EpisodeRewards):
             raise
         # A blank line that closed an open cell is part of the record.
         result, ran = combine_results(results), (*lines, "")[: len(results)]
-        self.record_execution(
-            Execution(result.status, result.elapsed_s, result.answer, ran, self._console.host.take_calls())
-        )
+        host = self._console.host
+        calls = host.take_calls() if host is not None else ()
+        self.record_execution(Execution(result.status, result.elapsed_s, result.answer, ran, calls))
         if result.status is LineStatus.SANDBOX_FAULT:
             self.fail(fault := SandboxFault(result.text or "the console did not answer"))  # even if it is swallowed
             raise fault
@@ -724,4 +745,5 @@ class Episode(EpisodeRewards):
         # After a failure the engine's ids may be incomplete, so they are not compared.
         seen_ids = None if failure else self._generation.seen_ids
         record = self._record.build_trajectory(stop, time.monotonic() - self._started, failure, seen_ids)
-        return self._console.host.add_to_trajectory(record)
+        host = self._console.host
+        return record if host is None else host.add_to_trajectory(record)

@@ -14,7 +14,7 @@ In the console it is a plain function: `search("prime numbers")` waits for the a
 are JSON values. A call from a console is untrusted, so the host checks it against the function's signature.
 
 The parts in order: description and limits of a function, records of calls, calls of one rollout, shipped functions (a
-query of the policy, a rollout within a rollout), loading by name, metrics.
+query of the policy, a rollout within a rollout), loading by name, metrics, the hook `HostFunctions`.
 """
 
 import asyncio
@@ -25,20 +25,24 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Protocol
+from types import MappingProxyType
+from typing import Annotated
 
 from transformers.utils import get_json_schema
 
 from repl_rl.deprecations import keeps_old_names
 from repl_rl.engine.base import Engine, Sampling
 from repl_rl.errors import ConfigError, SetupError
+from repl_rl.rollout.episode import Episode
+from repl_rl.rollout.prompts import add_function_declarations
+from repl_rl.rollout.rollout_hooks import RolloutContext, RolloutHook, find_hook
 from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.settings.component_registry import NameWithOptions, import_attribute
 from repl_rl.settings.value_bounds import Above, AtLeast, check_fields
 from repl_rl.tasks import Task
 from repl_rl.trajectory.console_text import clip_middle
-from repl_rl.trajectory.trajectory import HostCall, LineEnd, Prompt, Sampled, Stop, Trajectory
-from repl_rl.trajectory.trajectory_builder import RolloutSpec
+from repl_rl.trajectory.trajectory import UNANSWERED, HostCall, LineEnd, Prompt, Sampled, Stop, Trajectory
+from repl_rl.trajectory.trajectory_builder import RolloutSpec, derive_seed
 from repl_rl.utils.timeouts import DaemonThread, wait_for_thread
 
 MAX_BYTES = 1 << 20
@@ -46,8 +50,6 @@ MAX_BYTES = 1 << 20
 HOST_ERROR_CHARS = 500
 """Length limit of an error that a console receives, characters."""
 
-UNANSWERED = "the line ended before the answer"
-"""Error of a call that has neither an answer nor another error yet."""
 LIMIT_REACHED = "and has no more of them"
 """Last words of the error of a call that exceeds the limit of a rollout."""
 
@@ -331,31 +333,42 @@ class HostModel:
     renderer: Renderer
 
 
-class NestedRolloutRunner(Protocol):
-    """Interface to play a rollout within another one."""
-
-    def get_model(self, model: str) -> HostModel:
-        """Return a model that was opened for host functions; an empty name means the policy."""
-
-    def make_nested_spec(self, task: Task, id: str, caller: RolloutSpec, depth: int) -> RolloutSpec:
-        """Return the spec of a nested rollout with that id, which a call of the rollout `caller` requests."""
-
-    async def run_nested(self, spec: RolloutSpec, temperature: float, depth: int) -> Trajectory:
-        """Play the nested rollout in a separate console, without a grade."""
-
-
 @dataclass(frozen=True, slots=True)
 class HostCallContext:
     """Context of a call."""
 
-    runner: NestedRolloutRunner
-    rollout_spec: RolloutSpec
-    """Spec of the calling rollout."""
-    temperature: float
-    depth: int
-    """Depth of the calling rollout: 0 is top-level, 1 was requested by a call at depth 0."""
+    rollout: RolloutContext
+    """Calling rollout."""
+    models: Mapping[str, HostModel]
+    """Models that were opened for host functions, by name."""
     number: int
     """Number of the call in its rollout, from 0. It is part of the id of everything sampled for the call."""
+
+    @property
+    def rollout_spec(self) -> RolloutSpec:
+        """Spec of the calling rollout."""
+        return self.rollout.spec
+
+    @property
+    def temperature(self) -> float:
+        """Temperature of the calling rollout."""
+        return self.rollout.temperature
+
+    @property
+    def depth(self) -> int:
+        """Depth of the calling rollout: 0 is top-level, 1 was requested by a call at depth 0."""
+        return self.rollout.depth
+
+    def get_model(self, model: str) -> HostModel:
+        """Return a model that was opened for host functions; an empty name means the policy."""
+        rollouts = self.rollout.rollouts
+        return self.models[model] if model else HostModel(rollouts.engine, rollouts.renderer)
+
+    def make_nested_spec(self, task: Task, id: str) -> RolloutSpec:
+        """Return the spec of a rollout with that id, nested in the calling one."""
+        caller, rollouts = self.rollout.spec, self.rollout.rollouts
+        prompt = rollouts.build_prompt(task, self.depth + 1)
+        return RolloutSpec(id, task, prompt, derive_seed(f"{caller.seed}/{id}"), caller.policy_step)
 
 
 @dataclass(slots=True)
@@ -378,7 +391,7 @@ class HostCallSlots:
 class HostCallSession:
     """Handler of the host function calls of one rollout: they are counted, limited, executed and recorded.
 
-    It can also answer them from a record. It implements `HostCallHandler`.
+    It can also answer them from a record. It implements `HostCallRecorder`.
     """
 
     def __init__(
@@ -641,7 +654,7 @@ def llm_query(
 
     # Its parameters are those of `_describe_llm_query`, which gives the schema.
     async def run_query(context: HostCallContext, prompt: str) -> StagedResult:
-        child = await _sample_query(context, context.runner.get_model(model), prompt, max_tokens)
+        child = await _sample_query(context, context.get_model(model), prompt, max_tokens)
         return StagedResult("".join(line.text for line in child.lines).removesuffix("\n"), child, train)
 
     limits = HostLimits(
@@ -724,19 +737,17 @@ def child_rollout(
 
     # Its parameters are those of `_describe_child_rollout`, which gives the schema.
     async def run(context: HostCallContext, question: str) -> StagedResult:
-        depth_below = context.depth + 1
         name = f"rollout-{context.number}"
         task = Task(f"{context.rollout_spec.task.id}/{name}", question, "")
-        spec = context.runner.make_nested_spec(
-            task, f"{context.rollout_spec.id}/{name}", context.rollout_spec, depth_below
-        )
+        spec = context.make_nested_spec(task, f"{context.rollout_spec.id}/{name}")
         # A prompt that fills the context is an error of the call, not a failure of the rollout.
-        context_tokens = context.runner.get_model("").engine.context_tokens
+        rollouts = context.rollout.rollouts
+        context_tokens = rollouts.engine.context_tokens
         if len(spec.prompt.token_ids) >= context_tokens:
             raise HostCallRefused(
                 f"the question makes a prompt of {len(spec.prompt.token_ids)} tokens; the context has {context_tokens}"
             )
-        child = await context.runner.run_nested(spec, context.temperature, depth_below)
+        child = await rollouts.run_nested(spec, context.temperature, context.depth + 1)
         child = replace(child, parent=context.rollout_spec.id)
         return StagedResult(child.answer, child, train and child.trainable)
 
@@ -866,3 +877,63 @@ def compute_call_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]
 
 def _count_tokens(trajectory: Trajectory) -> int:
     return trajectory.sampled_tokens + sum(map(_count_tokens, trajectory.children))
+
+
+class HostFunctions(RolloutHook):
+    """Hook that offers host functions to the lines of rollouts."""
+
+    def __init__(
+        self,
+        functions: Sequence[HostFunction],
+        models: Mapping[str, HostModel] = MappingProxyType({}),
+        slots: HostCallSlots | None = None,
+    ) -> None:
+        """Set the functions.
+
+        Args:
+            functions: functions that lines may call.
+            models: models that they query in place of the policy, by name.
+            slots: limits of concurrent calls over all rollouts; None makes them.
+        """
+        self.functions = tuple(functions)
+        """Functions that lines may call."""
+        self.models = models
+        """Models that functions query in place of the policy, by name."""
+        self._slots = slots or HostCallSlots()
+
+    def with_functions(self, *functions: HostFunction) -> "HostFunctions":
+        """Return a hook with further functions, and the same models and limits."""
+        return HostFunctions((*self.functions, *functions), self.models, self._slots)
+
+    def _get_offered_functions(self, depth: int) -> Sequence[HostFunction]:
+        return [function for function in self.functions if not function.max_depth or depth < function.max_depth]
+
+    def declare(self, task: Task, depth: int) -> Task:
+        """Add the declarations of the functions that the rollout can call to its question."""
+        declarations = [function.declaration for function in self._get_offered_functions(depth)]
+        return replace(task, question=add_function_declarations(task.question, declarations))
+
+    def on_rollout_start(self, context: RolloutContext, episode: Episode) -> None:
+        """Offer the functions to the console of the rollout."""
+        call_context = HostCallContext(context, self.models, 0)
+        functions = self._get_offered_functions(context.depth)
+        episode.answer_calls_by(HostCallSession(functions, self._slots, call_context))
+
+    def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
+        """Return `compute_call_metrics`."""
+        return compute_call_metrics(trajectories)
+
+
+def get_host_functions(hooks: Sequence[RolloutHook]) -> Sequence[HostFunction]:
+    """Return the functions that the lines of rollouts with these hooks may call."""
+    offered = find_hook(hooks, HostFunctions)
+    return offered.functions if offered is not None else ()
+
+
+def add_host_functions(hooks: Sequence[RolloutHook], functions: Sequence[HostFunction]) -> tuple[RolloutHook, ...]:
+    """Return hooks that offer further functions."""
+    offered = find_hook(hooks, HostFunctions)
+    if offered is None:
+        return (*hooks, HostFunctions(functions))
+    extended = offered.with_functions(*functions)
+    return tuple(extended if hook is offered else hook for hook in hooks)

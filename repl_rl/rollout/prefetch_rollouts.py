@@ -1,18 +1,23 @@
 """Prefetched rollouts: they start before the step that learns from them, while the policy is updated.
 
-`StepRollouts` are the rollouts of one step while they run, in groups. Some of them may have ended earlier.
+- `Prefetched` plays one group of a later step
+- `StepRollouts` are the rollouts of one step while they run, in groups, of which some may have ended earlier
+- `sample_probe_line` shows the weights of the engine while no rollout can
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 
-from repl_rl.engine.base import PreemptionStats
-from repl_rl.rollout.retry import BatchResult, check_failures
+from repl_rl.engine.base import PreemptionStats, Sampling
+from repl_rl.rollout.concurrent_rollouts import BatchResult, Rollouts, check_failures, open_task_group
+from repl_rl.rollout.rollout_hooks import BatchNotes
 from repl_rl.tasks import Task
-from repl_rl.trajectory.trajectory import Trajectory
+from repl_rl.trajectory.trajectory import Stop, Trajectory
+from repl_rl.trajectory.trajectory_builder import EpisodeRecorder, RolloutSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,22 @@ class Prefetched:
     """Concurrency slots shared by all prefetched rollouts. Those of earlier steps asked first, and get a slot first."""
     finished_rollouts: dict[int, Trajectory] = field(default_factory=dict)
     """Rollouts that ended without a failure, by number in the step. Those present at the start are not played."""
+
+    async def collect_group(self, rollouts: Rollouts, task: Task, size: int, temperature: float = 1.0) -> BatchResult:
+        """Do as `Rollouts.collect_group`, but for the later step, and without the rollouts that have ended."""
+        tasks, earlier, notes = [task] * size, dict(self.finished_rollouts), BatchNotes()
+        specs = rollouts.make_specs(tasks, temperature, self.policy_step)
+        async with open_task_group() as group:
+            running = {
+                number: group.create_task(rollouts.run_rollout(spec, temperature, self.slots, notes))
+                for number, spec in enumerate(specs)
+                if number not in earlier
+            }
+            # Record each rollout as soon as it ends, so that a checkpoint taken meanwhile includes it.
+            for number, rollout in running.items():
+                rollout.add_done_callback(partial(self.record_result, number))
+        played = tuple(earlier[n] if n in earlier else running[n].result() for n in range(size))
+        return await rollouts.end_groups(tasks, BatchResult(played, notes))
 
     def record_result(self, number: int, rollout: "asyncio.Task[Trajectory]") -> None:
         """Record a rollout that has ended. A failed rollout is not kept, so a resumed run plays it again."""
@@ -158,3 +179,24 @@ class BusyTimer:
     def elapsed_s(self) -> float:
         """Time so far, seconds."""
         return self._earlier_s + (time.perf_counter() - self._started_s if self._running else 0.0)
+
+
+async def sample_probe_line(rollouts: Rollouts, task: Task) -> Trajectory:
+    """Sample the first line of the current policy on `task`, which shows the engine's weights if no rollout can.
+
+    No console runs the line, and it needs no concurrency slot.
+
+    Raises:
+        EngineError: as in the engine's session; the prompt fills the context.
+    """
+    engine, renderer = rollouts.engine, rollouts.renderer
+    spec = RolloutSpec(
+        f"{engine.policy_step}-{task.id}-probe", task, rollouts.build_prompt(task), 0, engine.policy_step
+    )
+    prompt, max_tokens = spec.prompt.token_ids, rollouts.limits.max_line_tokens
+    # A nested session is admitted at once, however full the KV cache is.
+    async with engine.session(prompt, Sampling(seed=spec.seed, nested=True)) as session:
+        chunk = await session.sample((), max_tokens=max_tokens, stop_ids=renderer.stop_ids)
+    record = EpisodeRecorder(spec)
+    record.append_line(renderer.make_line(chunk, spec.prompt))
+    return record.build_trajectory(Stop.FINISHED, 0.0, None, None)

@@ -14,7 +14,8 @@ TEMPLATES = ("bare", "base", "few_shot", "chat", "chat_few_shot")
 """Names of the shipped prompt templates, which are files in `prompts/`."""
 OWN = "text:"
 """Prefix of a recorded user template. A run records the whole text, so that a replay does not need the file."""
-_QUESTION, _BANNER, _WORKSPACE = "{question}", "{banner}", "{workspace}"
+QUESTION, BANNER, WORKSPACE, VERSION = "{question}", "{banner}", "{workspace}", "{version}"
+"""Placeholders of templates. The version of Python is in the banner."""
 _ROLE = re.compile(r"^\[(user|assistant)\]\n", re.MULTILINE)
 """Header of a turn in a worked example."""
 
@@ -25,6 +26,24 @@ class FewShotExample(NamedTuple):
     question: str
     session: str
     """Text of the console session from the first prompt on: lines of the policy and their output."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTemplate:
+    """Prompt template with its placeholders. `Renderer.fill_template` fills them in."""
+
+    system: str | None
+    """System message for the model's chat template; None means plain text without a chat template."""
+    head: str
+    """Plain text before the console; empty if there is a system message."""
+    console: str
+    """Beginning of the console: the banner, if the template shows it, and the first prompt."""
+    banner: str
+    """Text of the banner."""
+    has_workspace: bool
+    """True if the template has a place for the description of the task's workspace."""
+    examples: tuple[FewShotExample, ...] = ()
+    """Few-shot examples: turns between the system message and the question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +71,7 @@ def load_template(template: str) -> str:
     Raises:
         ConfigError: `template` is none of these, or the file is empty or not text.
     """
-    if template in TEMPLATES or template.startswith(OWN):
+    if is_recorded_template(template):
         return template
     file = Path(template)
     if not file.is_file():
@@ -74,7 +93,7 @@ def validate_recorded_template(thing: str, template: str) -> None:
     Raises:
         ConfigError: the template names a file.
     """
-    if template not in TEMPLATES and not template.startswith(OWN):
+    if not is_recorded_template(template):
         raise ConfigError(thing, template, f"choose one of {', '.join(TEMPLATES)}, or record the text after {OWN!r}")
 
 
@@ -84,11 +103,16 @@ def add_function_declarations(question: str, functions: Sequence[str]) -> str:
         return question
     template = find_asset("prompts/host.txt").read_text().removesuffix("\n")
     declarations = "\n".join(f"#   {function}" for function in functions)
-    return template.replace("{functions}", declarations).replace(_QUESTION, question)
+    return template.replace("{functions}", declarations).replace(QUESTION, question)
 
 
-def fill_template(template: str, question: str, version: str, workspace_text: str = "") -> FilledTemplate:
-    """Fill in a template (see `load_template`) for a question, in the console of Python `version`.
+def is_recorded_template(template: str) -> bool:
+    """Return True for a template as a run records it; False for one that names a file, which may change."""
+    return template in TEMPLATES or template.startswith(OWN)
+
+
+def read_template(template: str) -> PromptTemplate:
+    """Read the text of a template, which is a name or a text as for `load_template`.
 
     The description of the task's workspace replaces {workspace}. It follows the question if the template has no such
     placeholder.
@@ -105,26 +129,16 @@ def fill_template(template: str, question: str, version: str, workspace_text: st
     recorded = load_template(template)
     is_user_text = recorded.startswith(OWN)
     text = recorded.removeprefix(OWN) if is_user_text else find_asset(f"prompts/{recorded}.txt").read_text()
-    if _WORKSPACE not in text:
-        question = f"{question} {workspace_text}" if workspace_text else question
-    banner = find_asset("prompts/banner.txt").read_text().replace("{version}", version)
+    banner = find_asset("prompts/banner.txt").read_text()
+    has_workspace = WORKSPACE in text
     # Without a place for the question, the text is the system message of a chat.
-    if _QUESTION not in text:
+    if QUESTION not in text:
         system, examples = _split_turns(text)
-        return FilledTemplate(
-            system.replace(_WORKSPACE, workspace_text), "", PS1 if examples else banner + PS1, question, examples
-        )
+        return PromptTemplate(system, "", PS1 if examples else BANNER + PS1, banner, has_workspace, examples)
     # Plain text: split off the first prompt and a banner before it, which belong to the console.
     body = text.removesuffix(PS1)
-    has_banner = body.endswith(_BANNER)
-    console = (banner if has_banner else "") + text[len(body) :]
-    head = (
-        body.removesuffix(_BANNER)
-        .replace(_BANNER, banner)
-        .replace(_WORKSPACE, workspace_text)
-        .replace(_QUESTION, question)
-    )
-    return FilledTemplate(None, head, console, question)
+    console = (BANNER if body.endswith(BANNER) else "") + text[len(body) :]
+    return PromptTemplate(None, body.removesuffix(BANNER), console, banner, has_workspace)
 
 
 def _split_turns(text: str) -> tuple[str, tuple[FewShotExample, ...]]:

@@ -4,30 +4,18 @@ A retry starts from the beginning, with the same id, seed and position. Nothing 
 the state of a dead engine's session or of a lost console cannot be restored.
 """
 
-import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
 
-from repl_rl.errors import ConfigError, EngineDied, ReplRLError, SandboxFault, SandboxLost, UnrecoverableError
-from repl_rl.trajectory.trajectory import Failure, FailureKind, Stop, Trajectory
-from repl_rl.trajectory.trajectory_builder import EpisodeRecorder, RolloutSpec
-
-_log = logging.getLogger(__name__)
+from repl_rl.engine.base import HasRestarts
+from repl_rl.errors import EngineDied
+from repl_rl.rollout.concurrent_rollouts import Rollouts
+from repl_rl.rollout.rollout_hooks import BatchNotes, RolloutContext, RolloutHook, RunRollout, find_hook
+from repl_rl.trajectory.trajectory import Trajectory
 
 MAX_ATTEMPTS = 3
 """Attempts of a rollout whose console is lost. After the last one it is dropped, as after any other fault of ours."""
-
-
-@dataclass(slots=True)
-class BatchNotes:
-    """Errors and retries, of a batch of rollouts or of one attempt."""
-
-    errors: list[ReplRLError] = field(default_factory=list)
-    """Errors of samplers and prompts; each dropped one rollout."""
-    lost_consoles: list[SandboxLost] = field(default_factory=list)
-    """Lost consoles. For an attempt: its own. For a batch: those of the rollouts that were dropped."""
-    retries: int = 0
-    """Number of retries in a batch."""
 
 
 @dataclass(slots=True)
@@ -46,30 +34,35 @@ class FaultCounts:
         return {**asdict(self), "engine_deaths": self.engine_deaths + deaths}
 
 
-@dataclass(frozen=True, slots=True)
-class BatchResult:
-    """Rollouts that were played together (a batch or part of one), with their errors."""
+class FaultRetries(RolloutHook):
+    """Hook that retries a rollout after a fault of ours, and counts the faults.
 
-    trajectories: tuple[Trajectory, ...]
-    notes: BatchNotes = field(default_factory=BatchNotes)
-    ungraded_trajectories: tuple[Trajectory, ...] = ()
-    """Trajectories before group judges, for callers that need them. Empty means that they are the same."""
+    A top-level rollout is retried after each crash of an engine that is restarted. A crash during a nested rollout ends
+    the calling rollout, which starts again as a whole.
+    """
 
-    @classmethod
-    def merge(cls, results: "Sequence[BatchResult]") -> "BatchResult":
-        """Merge several results into one."""
-        errors = [error for result in results for error in result.notes.errors]
-        losses = [fault for result in results for fault in result.notes.lost_consoles]
-        trajectories = tuple(t for result in results for t in result.trajectories)
-        return cls(trajectories, BatchNotes(errors, losses, sum(result.notes.retries for result in results)))
+    def __init__(self) -> None:
+        self.counts = FaultCounts()
+        """Fault counts of this process and of those that the run was resumed from."""
+
+    def wrap_rollout(self, context: RolloutContext, run: RunRollout) -> RunRollout:
+        """See `RolloutHook.wrap_rollout`."""
+        retry_crashes = context.depth == 0 and isinstance(context.rollouts.engine, HasRestarts)
+        return partial(run_with_retries, run, fault_counts=self.counts, retry_crashes=retry_crashes)
 
 
-async def play_with_retries(
-    play: Callable[[BatchNotes], Awaitable[Trajectory]],
-    batch: BatchNotes,
-    fault_counts: FaultCounts,
-    *,
-    retry_crashes: bool,
+def get_fault_counts(rollouts: Rollouts) -> Mapping[str, int]:
+    """Return the fault counts of rollouts since the run began, with the crashes of their engine.
+
+    Without `FaultRetries`, only the crashes are counted.
+    """
+    retries = find_hook(rollouts.hooks, FaultRetries)
+    counts = retries.counts if retries is not None else FaultCounts()
+    return counts.with_engine_crashes(rollouts.engine.crash_count if isinstance(rollouts.engine, HasRestarts) else 0)
+
+
+async def run_with_retries(
+    run: RunRollout, batch: BatchNotes, fault_counts: FaultCounts, *, retry_crashes: bool
 ) -> Trajectory:
     """Play a rollout, and retry it after each crash of the engine if `retry_crashes` is set.
 
@@ -82,7 +75,7 @@ async def play_with_retries(
     while True:
         attempt = BatchNotes()
         try:
-            trajectory = await play(attempt)
+            trajectory = await run(attempt)
         except EngineDied:
             if not retry_crashes:
                 raise
@@ -100,6 +93,7 @@ async def play_with_retries(
         if losses == MAX_ATTEMPTS:
             fault_counts.rollouts_given_up += 1
             batch.lost_consoles.append(attempt.lost_consoles[0])
+            batch.attempts = MAX_ATTEMPTS
             return trajectory
         _count_retry(batch, fault_counts)
 
@@ -107,44 +101,3 @@ async def play_with_retries(
 def _count_retry(batch: BatchNotes, fault_counts: FaultCounts) -> None:
     batch.retries += 1
     fault_counts.rollouts_replayed += 1
-
-
-async def grade_or_fail(grading: Awaitable[Trajectory], trajectory: Trajectory, notes: BatchNotes) -> Trajectory:
-    """Grade a rollout that has ended; a console that fails during grading drops the rollout."""
-    try:
-        return await grading
-    except SandboxFault as fault:
-        if isinstance(fault, SandboxLost):
-            notes.lost_consoles.append(fault)
-        return replace(trajectory, stop=Stop.FAULT, failure=Failure.from_error(fault))
-
-
-def make_overlong_trajectory(spec: RolloutSpec, context_tokens: int, notes: BatchNotes) -> Trajectory:
-    """Return the failed record of a rollout whose prompt fills the context, and note the error."""
-    thing = f"prompt of task {spec.task.id}, ids"
-    remedy = f"the context holds {context_tokens}; leave the task out, or use a longer context"
-    # The error of the batch and the failure of the record have the same message.
-    notes.errors.append(ConfigError(thing, len(spec.prompt.token_ids), remedy))
-    failure = Failure(FailureKind.PROMPT_TOO_LONG, str(notes.errors[-1]))
-    return EpisodeRecorder(spec).build_trajectory(Stop.FAULT, 0.0, failure, None)
-
-
-def check_failures(batch: BatchResult, sandbox: str) -> None:
-    """Log the errors of a batch, and raise one if it is pointless to continue.
-
-    Raises:
-        UnrecoverableError: every rollout lost its console in each attempt.
-        ReplRLError: the sampler failed in most rollouts, or most prompts are too long.
-    """
-    errors, losses = batch.notes.errors, batch.notes.lost_consoles
-    rollouts = len(batch.trajectories)
-    if batch.notes.retries:
-        _log.warning("%d rollouts played again: the engine died, or their consoles were lost", batch.notes.retries)
-    if losses and len(losses) == rollouts:
-        state = f"lost in each of {rollouts} rollouts, {MAX_ATTEMPTS} times ({losses[0]})"
-        raise UnrecoverableError(f"sandbox {sandbox}", state, "check it with `repl-rl sandbox check`") from losses[0]
-    # A few errors only drop their rollouts. If most rollouts have one, the sampler or the prompts are wrong.
-    if 2 * len(errors) > rollouts:
-        raise errors[0]
-    if errors or losses:
-        _log.warning("%d of %d rollouts dropped: %s", len(errors) + len(losses), rollouts, [*errors, *losses][0])

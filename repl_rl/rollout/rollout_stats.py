@@ -3,11 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from repl_rl.engine.base import Engine, PreemptionStats
-from repl_rl.rollout.host_functions import compute_call_metrics
+from repl_rl.engine.base import Engine, HasPreemptionStats, PreemptionStats
+from repl_rl.rollout.rollout_hooks import RolloutHook
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.rollout.sampler_base import ReplSampler, RolloutSampler, count_lines_saved
 from repl_rl.rollout.token_renderer import Renderer
+from repl_rl.tasks import Task
 from repl_rl.trajectory.trajectory import Line, Observed, Trajectory
 
 
@@ -34,13 +35,6 @@ class RuntimeInfo:
         return cls(engine.name, engine.fallback_reason, sandbox, sampler.fallback(renderer), engine.forbidden_ids)
 
 
-@dataclass(slots=True)
-class PreemptionTracker:
-    """Preemption statistics of the last batch."""
-
-    last_batch: PreemptionStats = field(default_factory=PreemptionStats)
-
-
 @dataclass(frozen=True, slots=True)
 class RolloutCounts:
     """Counts of rollouts since the engine was opened. Those that host functions sample count only with their lines."""
@@ -64,8 +58,8 @@ class RolloutCounts:
         )
 
 
-class ProgressTracker:
-    """Counts rollouts while they are played. Any thread may read `counts`."""
+class ProgressCounter(RolloutHook):
+    """Hook that counts rollouts and lines while they are played. Any thread may read `counts`."""
 
     def __init__(self) -> None:
         self._ended = self._solved = self._sampled_lines = self._sampled_tokens = 0
@@ -80,13 +74,13 @@ class ProgressTracker:
         """Call `listener` with each rollout that ends, in the event loop; group judges have not seen it."""
         self._listeners.append(listener)
 
-    def count_item(self, item: Line | Observed) -> None:
-        """Count a line of a running rollout. It is a callback of `RolloutObserver`, which repeats an executed line."""
+    def observe(self, item: Line | Observed) -> None:
+        """Count a line of a running rollout. An executed line comes a second time."""
         if isinstance(item, Line) and item.execution is None:
             self._sampled_lines += 1
             self._sampled_tokens += len(item.token_ids)
 
-    def count_rollout(self, trajectory: Trajectory) -> None:
+    def on_rollout_end(self, task: Task, trajectory: Trajectory) -> None:
         """Count a rollout that has ended."""
         self._ended += 1
         self._solved += trajectory.solved
@@ -106,23 +100,26 @@ class RolloutStats:
     """Counts since the engine was opened, which a resumed run does again."""
 
 
+def get_preemptions(engine: Engine) -> PreemptionStats | None:
+    """Return the preemption statistics since the engine was opened; None means that it has no shared KV cache."""
+    return engine.preemptions if isinstance(engine, HasPreemptionStats) else None
+
+
 def compute_step_metrics(
     sampler: RolloutSampler,
     limits: RolloutLimits,
-    host: bool,
     trajectories: Sequence[Trajectory],
     preemptions: int | None,
     faults: Mapping[str, int],
 ) -> dict[str, float]:
-    """Return the metrics of a step, in addition to those of its records.
+    """Return the metrics of a step, in addition to those of its records and of hooks.
 
-    These are metrics of the sampler, preemptions, lines saved by early stopping, host function calls, and faults. Each
-    is included only if it applies.
+    These are metrics of the sampler, preemptions, lines saved by early stopping, and faults. Each is included only if
+    it applies.
 
     Args:
         sampler: sampler of the rollouts, with its own metrics.
         limits: limits of a rollout.
-        host: True if lines may call host functions.
         trajectories: trajectories of the step.
         preemptions: number of preemptions; None means that the engine has no shared KV cache.
         faults: fault counts since the run began; left out if all are 0.
@@ -133,8 +130,6 @@ def compute_step_metrics(
     # Early stopping is an option of this sampler.
     if isinstance(sampler, ReplSampler) and sampler.max_error_streak:
         metrics["lines_saved"] = count_lines_saved(trajectories, limits.max_lines)
-    if host:
-        metrics |= compute_call_metrics(trajectories)
     if any(faults.values()):
         metrics |= faults
     return metrics

@@ -16,9 +16,25 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from repl_rl.deprecations import keeps_old_names
 from repl_rl.engine.base import PreemptionStats, SupportsSleep
-from repl_rl.rollout.concurrent_rollouts import Rollouts, open_task_group, sample_probe_line
-from repl_rl.rollout.prefetch_rollouts import BusyTimer, GroupKey, Prefetched, StepRollouts, find_first_ended
-from repl_rl.rollout.rollout_stats import RolloutStats, RuntimeInfo
+from repl_rl.rollout.concurrent_rollouts import Rollouts, open_task_group
+from repl_rl.rollout.length_estimator import LengthEstimator
+from repl_rl.rollout.prefetch_rollouts import (
+    BusyTimer,
+    GroupKey,
+    Prefetched,
+    StepRollouts,
+    find_first_ended,
+    sample_probe_line,
+)
+from repl_rl.rollout.retry import FaultRetries, get_fault_counts
+from repl_rl.rollout.rollout_hooks import find_hook
+from repl_rl.rollout.rollout_stats import (
+    ProgressCounter,
+    RolloutStats,
+    RuntimeInfo,
+    compute_step_metrics,
+    get_preemptions,
+)
 from repl_rl.tasks import Task
 from repl_rl.trajectory.trajectory import Trajectory
 
@@ -91,6 +107,10 @@ class SyncRollouts:
         self._opener = opener
         self.tasks = tasks
         """Tasks by id."""
+        self.progress = ProgressCounter()
+        """Counts of the rollouts, to which a display subscribes."""
+        self._lengths = LengthEstimator()
+        self._preempted = 0
         self._stack = AsyncExitStack()
         self._prefetched: dict[int, _PrefetchedStep] = {}
         self._busy = BusyTimer()
@@ -98,8 +118,9 @@ class SyncRollouts:
     def __enter__(self) -> "SyncRollouts":
         self._thread = EventLoopThread()
         try:
-            self.rollouts = self._thread.run(self._stack.enter_async_context(self._opener()))
-            self._slots, self._changed = asyncio.Semaphore(self.rollouts.concurrency), asyncio.Condition()
+            opened = self._thread.run(self._stack.enter_async_context(self._opener()))
+            self.rollouts = replace(opened, hooks=(*opened.hooks, self.progress))
+            self._slots, self._changed = asyncio.Semaphore(opened.settings.concurrency), asyncio.Condition()
         except BaseException:
             # Python does not call `__exit__` if `__enter__` raises.
             self.__exit__(None, None, None)
@@ -128,7 +149,8 @@ class SyncRollouts:
     @property
     def stats(self) -> RolloutStats:
         """Statistics of all rollouts since the run began."""
-        return RolloutStats(self.rollouts.faults, self.rollouts.preemptions, self.rollouts.progress.counts)
+        preemptions = get_preemptions(self.rollouts.engine)
+        return RolloutStats(get_fault_counts(self.rollouts), preemptions, self.progress.counts)
 
     def collect(self, task_ids: Sequence[str], policy_step: int) -> Sequence[Trajectory]:
         """Return one trajectory per task id, in order.
@@ -139,11 +161,14 @@ class SyncRollouts:
             # These rollouts were prefetched: wait for the rest of them, then update lengths and statistics.
             step, _, rollouts = self._prefetched.pop(policy_step)
             trajectories = rollouts.wait()
-            self.rollouts.learn_lengths(step.tasks, trajectories)
-            self.rollouts.preemption_tracker.last_batch = self._preemptions.subtract(step.preemptions)
+            # The start order of rollouts that start meanwhile does not depend on timing, and no rollout counts twice.
+            self._lengths.update_all(step.tasks, trajectories)
+            self._preempted = self._preemptions.subtract(step.preemptions).preempted
             return trajectories
-        trajectories = self._thread.run(self.rollouts.collect([self.tasks[i] for i in task_ids]))
-        engine = self.rollouts.engine
+        earlier, engine = self._preemptions, self.rollouts.engine
+        tasks = [self.tasks[i] for i in task_ids]
+        trajectories = self._thread.run(self._lengths.collect_longest_first(self.rollouts, tasks))
+        self._preempted = self._preemptions.subtract(earlier).preempted
         # Let the engine free its memory while the policy is updated.
         if isinstance(engine, SupportsSleep):
             self._thread.run(engine.sleep())
@@ -166,9 +191,7 @@ class SyncRollouts:
         trajectories = {
             n: replace(t, workspace=tasks[n].workspace) for n, t in finished.items()
         }  # a record only names it
-        step = StepRollouts(
-            tasks, self.rollouts.length_estimator.sort_longest_first(tasks), trajectories, self._preemptions
-        )
+        step = StepRollouts(tasks, self._lengths.sort_longest_first(tasks), trajectories, self._preemptions)
         # One entry per group; all of them share the concurrency slots.
         groups = [
             Prefetched(policy_step, self._slots, dict(step.get_finished_before(numbers)))
@@ -180,7 +203,7 @@ class SyncRollouts:
 
     @property
     def _preemptions(self) -> PreemptionStats:
-        return self.rollouts.preemptions or PreemptionStats()
+        return get_preemptions(self.rollouts.engine) or PreemptionStats()
 
     async def _finish_step(self, step: StepRollouts, groups: Sequence[Prefetched]) -> list[Trajectory]:
         self._busy.begin()
@@ -199,7 +222,7 @@ class SyncRollouts:
 
     async def _run_group(self, step: StepRollouts, number: int, prefetched: Prefetched) -> None:
         task, numbers = step.group_indices[number]
-        step.results[number] = await self.rollouts.collect_group(task, len(numbers), early=prefetched)
+        step.results[number] = await prefetched.collect_group(self.rollouts, task, len(numbers))
         await self._notify()
 
     async def _notify(self) -> None:
@@ -255,18 +278,17 @@ class SyncRollouts:
 
         `alter` derives the rollouts that play them; None means those of training.
         """
-        tracker = self.rollouts.preemption_tracker
-        # Keep the statistics of the training step.
-        step_preemptions = tracker.last_batch
         rollouts = self.rollouts if alter is None else alter(self.rollouts)
-        try:
-            return self._thread.run(rollouts.collect(tasks, temperature))
-        finally:
-            tracker.last_batch = step_preemptions
+        return self._thread.run(self._lengths.collect_longest_first(rollouts, tasks, temperature))
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-        """See `Rollouts.metrics`."""
-        return self.rollouts.metrics(trajectories)
+        """See `RolloutClient.metrics`. Those of hooks come last."""
+        rollouts, stats = self.rollouts, self.stats
+        preempted = None if stats.preemptions is None else self._preempted
+        metrics = compute_step_metrics(rollouts.sampler, rollouts.limits, trajectories, preempted, stats.faults)
+        for hook in rollouts.hooks:
+            metrics |= hook.metrics(trajectories)
+        return metrics
 
     def run(self, coroutine: Coroutine[None, None, T]) -> T:
         """Run any coroutine in the rollouts' event loop."""
@@ -274,15 +296,16 @@ class SyncRollouts:
 
     def state_dict(self) -> str:
         """Return the state that rollouts keep between steps, statistics only, as JSON."""
-        rollouts = self.rollouts
-        return json.dumps({"lengths": rollouts.length_estimator.state_dict(), "broken": dict(rollouts.faults)})
+        return json.dumps({"lengths": self._lengths.state_dict(), "broken": dict(get_fault_counts(self.rollouts))})
 
     def load_state_dict(self, memory: str) -> None:
         """Restore the state that `state_dict` returned."""
         state = json.loads(memory)
-        self.rollouts.length_estimator.load_state_dict(state["lengths"])
-        for name, value in state.get("broken", {}).items():  # older checkpoints lack this field
-            setattr(self.rollouts.fault_counts, name, value)
+        self._lengths.load_state_dict(state["lengths"])
+        retries = find_hook(self.rollouts.hooks, FaultRetries)
+        if retries is not None:
+            for name, value in state.get("broken", {}).items():  # older checkpoints lack this field
+                setattr(retries.counts, name, value)
 
     def load_weights(self, folder: Path, policy_step: int) -> None:
         """Load the weights in `folder` into the engine."""

@@ -27,7 +27,18 @@ from repl_rl.engine.base import Chunk, ChunkEnd
 from repl_rl.errors import ConfigError
 from repl_rl.models.describe_load_error import describe_load_error
 from repl_rl.rollout.chat_template import ChatTemplate, Message
-from repl_rl.rollout.prompts import FewShotExample, fill_template
+from repl_rl.rollout.prompts import (
+    BANNER,
+    QUESTION,
+    TEMPLATES,
+    VERSION,
+    WORKSPACE,
+    FewShotExample,
+    FilledTemplate,
+    PromptTemplate,
+    is_recorded_template,
+    read_template,
+)
 from repl_rl.rollout.tokenizer_audit import audit_vocabulary, check_embedded_ids, read_end_tokens
 from repl_rl.settings.toml_values import Scalar
 from repl_rl.trajectory.console_text import PS1, PS2
@@ -140,6 +151,7 @@ class Renderer:
                 examples,
                 "use --newline-tokens forbid, with which the policy never samples one, or carry; or another tokenizer",
             )
+        self._templates: dict[str, PromptTemplate] = {}
         self._encode_cached = lru_cache(maxsize=65_536)(self._encode)
         samples_space = joins_words(self._encode, self.decode) if prompt_space == "auto" else prompt_space == "sampled"
         self._ends_in_space = lru_cache(maxsize=1024)(lambda token: self.decode((token,)).endswith(" "))
@@ -227,7 +239,7 @@ class Renderer:
 
         Args:
             question: question of the task.
-            template: shipped template or a text of the user, see `fill_template`. It is plain text, or a system
+            template: shipped template or a text of the user, see `read_template`. It is plain text, or a system
                 message for the model's chat template.
             version: Python version that the banner shows.
             console: include the beginning of the console, which is assistant text in a chat.
@@ -237,12 +249,46 @@ class Renderer:
             ConfigError: the template does not exist, or the model has no chat template.
         """
         # A template without a system message is plain text; otherwise the chat template formats the question.
-        filled = fill_template(template, question, version, told)
+        filled = self.fill_template(template, question, version, told)
         prefill = filled.console if console else ""
         if filled.system is None:
             return self.build_plain_prompt(filled.head + prefill)
         prompt = self.build_question_prompt(filled.system, filled.question, filled.examples)
         return Prompt(prompt.text + prefill, (*prompt.token_ids, *self.encode_splice(prefill)))
+
+    def preload_template(self, template: str) -> None:
+        """Read a shipped template now. Any other one is read when a prompt first needs it, and then raises its errors.
+
+        A template as a run records it is read once.
+        """
+        if template in TEMPLATES:
+            self._get_template(template)
+
+    def _get_template(self, template: str) -> PromptTemplate:
+        found = self._templates.get(template)
+        if found is None:
+            found = read_template(template)
+            if is_recorded_template(template):
+                self._templates[template] = found
+        return found
+
+    def fill_template(self, template: str, question: str, version: str, workspace_text: str = "") -> FilledTemplate:
+        """Fill in a template (see `read_template`) for a question, in the console of Python `version`.
+
+        Raises:
+            ConfigError: the template does not exist, or its turns do not alternate.
+        """
+        found = self._get_template(template)
+        if workspace_text and not found.has_workspace:
+            question = f"{question} {workspace_text}"
+        banner = found.banner.replace(VERSION, version)
+        console = found.console.replace(BANNER, banner)
+        if found.system is not None:
+            system = found.system.replace(WORKSPACE, workspace_text)
+            return FilledTemplate(system, "", console, question, found.examples)
+        # The question comes last, so that no placeholder in it is filled in.
+        head = found.head.replace(BANNER, banner).replace(WORKSPACE, workspace_text).replace(QUESTION, question)
+        return FilledTemplate(None, head, console, question)
 
     def build_plain_prompt(self, text: str) -> Prompt:
         """Build a prompt from `text`, without a chat template.

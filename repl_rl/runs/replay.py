@@ -20,7 +20,12 @@ from repl_rl.deprecations import keeps_old_names
 from repl_rl.errors import ConfigError, SandboxFault, StoreError
 from repl_rl.rollout import Rollouts, RolloutSampler
 from repl_rl.rollout.episode import Episode, offer_host_functions
-from repl_rl.rollout.host_functions import RecordedHostCalls, make_recorded_function
+from repl_rl.rollout.host_functions import (
+    RecordedHostCalls,
+    add_host_functions,
+    get_host_functions,
+    make_recorded_function,
+)
 from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.runs.store import LineTransition, build_transitions
 from repl_rl.samplers.fenced_code_sampler import (
@@ -575,14 +580,16 @@ async def branch(
     workspace = Workspace.from_content(origin.workspace.content) if origin.workspace is not None else None
     graded_task = replace(task or Task(origin.task_id, origin.prompt.text, ""), workspace=workspace)
     # Give each start its own seed, so that branches from different lines differ.
-    seed = rollouts.seed + zlib.crc32(f"{origin.id}/{start.line}".encode())
+    seed = rollouts.settings.seed + zlib.crc32(f"{origin.id}/{start.line}".encode())
     # Functions that exist only in the record answer the calls before the start.
-    names = {function.name for function in rollouts.host_functions}
-    host = (
-        *rollouts.host_functions,
-        *(make_recorded_function(name) for name in origin.host_functions if name not in names),
+    names = {function.name for function in get_host_functions(rollouts.hooks)}
+    recorded = [make_recorded_function(name) for name in origin.host_functions if name not in names]
+    branching = replace(
+        rollouts,
+        sampler=ContinueSampler(rollouts.sampler, start),
+        settings=replace(rollouts.settings, seed=seed),
+        hooks=add_host_functions(rollouts.hooks, recorded) if recorded else rollouts.hooks,
     )
-    branching = replace(rollouts, sampler=ContinueSampler(rollouts.sampler, start), seed=seed, host_functions=host)
     trajectories = await branching.collect([graded_task] * count, temperature)
     # Children of calls before the start belong to every branch.
     recorded_children = {c.child for line in origin.lines[: start.line] if line.execution for c in line.execution.calls}

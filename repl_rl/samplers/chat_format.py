@@ -15,7 +15,7 @@ from functools import cached_property
 
 from repl_rl.errors import ConfigError
 from repl_rl.rollout.chat_template import Message
-from repl_rl.rollout.prompts import OWN, fill_template
+from repl_rl.rollout.prompts import OWN
 from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.trajectory.trajectory import Observed, Prompt
 
@@ -39,7 +39,7 @@ def build_opening_prompt(renderer: Renderer, system: str, question: str, templat
         ConfigError: the template does not fit the model, or there are two system messages.
     """
     if template.startswith(OWN):
-        filled = fill_template(template, question, "")
+        filled = renderer.fill_template(template, question, "")
         if filled.system is None:
             return renderer.build_plain_prompt(filled.head)
         if system:

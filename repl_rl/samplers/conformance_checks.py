@@ -25,8 +25,9 @@ from repl_rl.deprecations import keeps_old_names
 from repl_rl.engine.base import Chunk, Engine, EngineSession, Sampling, Watch
 from repl_rl.engine.scripted_engine import ScriptedEngine
 from repl_rl.errors import EngineDied
-from repl_rl.rollout.concurrent_rollouts import Rollouts
+from repl_rl.rollout.concurrent_rollouts import Rollouts, RolloutSettings
 from repl_rl.rollout.episode import Episode
+from repl_rl.rollout.retry import FaultRetries
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.rollout.sampler_base import RolloutSampler
 from repl_rl.rollout.token_renderer import Renderer
@@ -294,8 +295,8 @@ class SamplerFixture:
             self.renderer,
             self.sampler,
             _LIMITS,
-            self.template,
-            concurrency=concurrency,
+            RolloutSettings(self.template, concurrency=concurrency),
+            (FaultRetries(),),
         )
 
     def make_recording_engine(

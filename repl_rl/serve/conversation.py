@@ -12,7 +12,7 @@ from dataclasses import replace
 from repl_rl.deprecations import bind_protocol_methods
 from repl_rl.errors import ConfigError
 from repl_rl.rollout.concurrent_rollouts import Rollouts
-from repl_rl.rollout.prompts import fill_template
+from repl_rl.rollout.host_functions import get_host_functions
 from repl_rl.rollout.sampler_base import ReplSampler, RolloutSampler
 from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.samplers.chat_format import ChatFormat
@@ -35,9 +35,10 @@ class Conversation:
         Raises:
             ConfigError: `keep` is set, and lines may call host functions.
         """
-        if keep and rollouts.host_functions:
+        functions = get_host_functions(rollouts.hooks)
+        if keep and functions:
             remedy = "a console that is kept can call none; leave one of the two out"
-            raise ConfigError("host functions", [f.name for f in rollouts.host_functions], remedy)
+            raise ConfigError("host functions", [f.name for f in functions], remedy)
         self.text = ""
         """Text of all turns so far, prompts included."""
         self.token_ids: tuple[int, ...] = ()
@@ -84,7 +85,8 @@ def build_turn_prompt(conversation: Conversation, rollouts: Rollouts, task: Task
         return rollouts.build_prompt(task)
     version = ".".join(map(str, rollouts.sandbox.python_version))
     history = Prompt(conversation.text, conversation.token_ids)
-    continuation = build_follow_up_prompt(rollouts.renderer, rollouts.template, task.question, version, history)
+    template = rollouts.settings.template
+    continuation = build_follow_up_prompt(rollouts.renderer, template, task.question, version, history)
     return conversation.build_next_prompt(continuation)
 
 
@@ -104,7 +106,7 @@ def build_follow_up_prompt(renderer: Renderer, template: str, question: str, ver
     Raises:
         ConfigError: the chat template cannot write such a message.
     """
-    filled = fill_template(template, question, version)
+    filled = renderer.fill_template(template, question, version)
     # The console's prompt follows if the template ends with one.
     console_prompt = PS1 if filled.console.endswith(PS1) else ""
     if filled.system is None:

@@ -20,7 +20,8 @@ from types import MappingProxyType
 
 from repl_rl.engine import ScriptedEngine
 from repl_rl.errors import ConfigError
-from repl_rl.rollout import ReplSampler, Rollouts, RolloutSampler
+from repl_rl.rollout import ReplSampler, Rollouts, RolloutSampler, RolloutSettings
+from repl_rl.rollout.retry import FaultRetries
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.samplers.fenced_code_sampler import FencedCodeSampler
@@ -386,7 +387,8 @@ async def play_demonstration(
     policy = _PlanPolicy(plan, protocol, renderer)
     never = renderer.forbidden_ids
     engine = ScriptedEngine((), policy=policy, context_tokens=_CONTEXT_TOKENS, logprob=0.0, forbidden_ids=never)
-    rollouts = Rollouts(engine, sandbox, renderer, protocol.sampler(), _LIMITS, spec.template)
+    settings, hooks = RolloutSettings(spec.template), (FaultRetries(),)
+    rollouts = Rollouts(engine, sandbox, renderer, protocol.sampler(), _LIMITS, settings, hooks)
     (trajectory,) = await rollouts.collect([task])
     # A wrong copy or an early end would teach something other than the plan.
     if policy.diverged or trajectory.stop is not (Stop.EOS if plan.end_token else Stop.ANSWERED):

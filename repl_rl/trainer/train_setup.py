@@ -28,7 +28,7 @@ from repl_rl.ray.remote_rollouts import RolloutWorkers, WorkerPlan
 from repl_rl.ray.worker import WorkerCluster, WorkerSetup
 from repl_rl.ray.worker_pool import WorkerTimeouts
 from repl_rl.rollout import RolloutClient, SyncRollouts
-from repl_rl.rollout.concurrent_rollouts import LengthEstimator
+from repl_rl.rollout.length_estimator import LengthEstimator
 from repl_rl.rollout.retry import FaultCounts
 from repl_rl.rollout.rollout_stats import RolloutStats, RuntimeInfo
 from repl_rl.rollout.sync_rollouts import ModifyRollouts

@@ -80,6 +80,10 @@ class NamedReward:
             raise_invariant_error(f"reward {self.name!r}", self.value, "a reward is a finite number")
 
 
+UNANSWERED = "the line ended before the answer"
+"""Error of a call of a host function that has neither an answer nor another error yet."""
+
+
 @dataclass(frozen=True, slots=True)
 class HostCall:
     """A line's call of a host function, and the reply to the console."""

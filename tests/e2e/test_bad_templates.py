@@ -14,7 +14,7 @@ import pytest
 
 from repl_rl.cli import main
 from repl_rl.errors import ConfigError
-from repl_rl.rollout import chat_template
+from repl_rl.rollout import RolloutSettings, chat_template
 from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.runs.run_folder import check_same_settings
@@ -83,7 +83,8 @@ def test_a_question_behind_a_system_text_spells_no_control_token() -> None:
 
 
 def test_rollouts_are_played_with_a_template_that_takes_no_system_message() -> None:
-    rollouts = replace(world(["submit_final_answer(42)\n"], renderer=renderer_with(REFUSING["Gemma"])), template="chat")
+    plain = world(["submit_final_answer(42)\n"], renderer=renderer_with(REFUSING["Gemma"]))
+    rollouts = replace(plain, settings=RolloutSettings("chat"))
     (t,) = asyncio.run(rollouts.collect([TASK]))
     assert t.outcome == 1.0
 

@@ -73,7 +73,7 @@ def rolled(renderer: Renderer, lines: Sequence[str], sampler: RolloutSampler | N
     """The rollout of a policy that types `lines`."""
     engine = ScriptedEngine.from_policy(Typing(renderer, lines), forbidden_ids=renderer.forbidden_ids)
     limits = RolloutLimits(max_lines=len(lines) + 1, max_line_tokens=400, max_observation_tokens=400)
-    rollouts = Rollouts(engine, InProcessSandbox(), renderer, sampler or ReplSampler(), limits, "base")
+    rollouts = Rollouts(engine, InProcessSandbox(), renderer, sampler or ReplSampler(), limits)
     (trajectory,) = asyncio.run(rollouts.collect([TASK]))
     return trajectory
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, GgufConfig
 from repl_rl.engine import RequestMode, Sampling, open_engine
 from repl_rl.engine.base import Engine
 from repl_rl.engine.vllm_engine import VllmEngine
-from repl_rl.rollout import ReplSampler, Rollouts, SyncRollouts
+from repl_rl.rollout import ReplSampler, Rollouts, RolloutSettings, SyncRollouts
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.sandbox import InProcessSandbox
@@ -79,7 +79,7 @@ def test_a_training_run_has_no_gap(folder: Path, tmp_path: Path) -> None:
     async def opened() -> AsyncIterator[Rollouts]:
         opening = OPENING(model=folder, forbidden_ids=renderer.forbidden_ids)
         async with opening as engine:
-            yield Rollouts(engine, InProcessSandbox(), renderer, ReplSampler(), limits, "base", concurrency=8)
+            yield Rollouts(engine, InProcessSandbox(), renderer, ReplSampler(), limits, RolloutSettings(concurrency=8))
 
     gaps: list[float] = []
 

@@ -34,7 +34,7 @@ TASK = Task(
 
 async def _played(run: Path) -> tuple[list[Trajectory], DeterminismReport, Branches]:
     async with open_sandbox("local", warm=0) as sandbox:
-        policy = replace(world(LINES), sandbox=sandbox, concurrency=ROLLOUTS)
+        policy = replace(world(LINES, concurrency=ROLLOUTS), sandbox=sandbox)
         found = await policy.collect([TASK] * ROLLOUTS)
         write_step(run / "trajectories", 1, found)
         stored = [entry.trajectory for entry in Store(run)]

@@ -10,7 +10,7 @@ import pytest
 from repl_rl.engine import ScriptedEngine
 from repl_rl.errors import ConfigError
 from repl_rl.rollout import Rollouts
-from repl_rl.rollout.host_functions import load_host_functions
+from repl_rl.rollout.host_functions import HostFunctions, load_host_functions
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.samplers.retry_with_feedback_sampler import FeedbackSampler
 from repl_rl.sandbox import InProcessSandbox, SandboxSession, open_sandbox
@@ -151,7 +151,7 @@ def test_a_console_within_a_cell_is_not_gone_on_with() -> None:
 
 def test_functions_of_the_host_and_a_kept_console_are_refused_together() -> None:
     with pytest.raises(ConfigError, match="a console that is kept can call none"):
-        Conversation(replace(world([]), host_functions=load_host_functions("llm_query")), keep=True)
+        Conversation(replace(world([]), hooks=(HostFunctions(load_host_functions("llm_query")),)), keep=True)
 
 
 def test_a_further_question_in_a_chat_is_the_users_next_message() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from repl_rl.engine import Chunk, EngineSession, Sampling, ScriptedEngine, Watch, open_engine
 from repl_rl.errors import EngineDied
-from repl_rl.rollout import ReplSampler, Rollouts
+from repl_rl.rollout import ReplSampler, Rollouts, RolloutSettings
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.rollout.token_renderer import Renderer
@@ -64,7 +64,7 @@ CHUNKS = itertools.count()
 
 def test_an_engine_that_dies_in_the_middle_of_a_step_ends_the_step_with_its_error() -> None:
     engine = Mortal([[i for line in LINES for i in RENDERER.encode(line)]])
-    rollouts = replace(world(LINES), engine=engine, concurrency=8)
+    rollouts = replace(world(LINES, concurrency=8), engine=engine)
     noise: list[str] = []
 
     async def work() -> None:
@@ -121,9 +121,8 @@ def test_a_killed_vllm_ends_the_step_with_engine_died() -> None:
         async with open_sandbox("local", warm=4) as sandbox, open_engine("vllm", model=folder) as engine:
             (process,) = engine._llm.engine_core.resources.engine_manager.processes  # type: ignore[attr-defined]
             victims.append(int(process.pid))
-            rollouts = Rollouts(
-                engine, sandbox, Renderer.from_folder(folder), Killing(), RolloutLimits(), "bare", concurrency=8
-            )
+            settings, renderer = RolloutSettings("bare", concurrency=8), Renderer.from_folder(folder)
+            rollouts = Rollouts(engine, sandbox, renderer, Killing(), RolloutLimits(), settings)
             async with asyncio.timeout(30):
                 with pytest.raises(EngineDied):
                     await rollouts.collect([TASK] * 8)
@@ -135,7 +134,7 @@ def test_a_killed_vllm_ends_the_step_with_engine_died() -> None:
 def test_a_drained_pool_makes_rollouts_wait_and_all_of_them_end() -> None:
     async def work() -> list[Stop]:
         async with open_sandbox("local", warm=1, starting=1) as sandbox:
-            rollouts = replace(world(LINES), sandbox=sandbox, concurrency=12)
+            rollouts = replace(world(LINES, concurrency=12), sandbox=sandbox)
             return [t.stop for t in await rollouts.collect([TASK] * 12)]
 
     assert asyncio.run(work()) == [Stop.ANSWERED] * 12

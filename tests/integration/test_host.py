@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from repl_rl.credit.credited_trajectory import CreditedTrajectory
 from repl_rl.engine import ScriptedEngine
 from repl_rl.errors import ConfigError, InvariantError, UserCodeError
-from repl_rl.rollout import ReplSampler, Rollouts
+from repl_rl.rollout import ReplSampler, Rollouts, RolloutSettings
 from repl_rl.rollout.host_functions import (
     LIMIT_REACHED,
     HostCallSession,
     HostFunction,
+    HostFunctions,
     HostLimits,
     HostModel,
     RecordedHostCalls,
@@ -176,8 +177,8 @@ def rollouts(sandbox: Sandbox, lines: list[str], *functions: HostFunction) -> Ro
         RENDERER,
         ReplSampler(),
         RolloutLimits(max_line_tokens=200),
-        template="bare",
-        host_functions=functions,
+        RolloutSettings("bare"),
+        (HostFunctions(functions),),
     )
 
 
@@ -271,9 +272,10 @@ def test_another_model_is_asked_where_one_is_named() -> None:
     async def main() -> None:
         async with open_sandbox("unsafe", warm=0) as sandbox:
             lines = ["submit_final_answer(llm_query('hm'))\n"]
-            world = rollouts(sandbox, lines, *load_host_functions("llm_query(model='other')"))
+            world = rollouts(sandbox, lines)
             other = HostModel(ScriptedEngine.from_text(["hello\n"], RENDERER.encode_as_sampled), RENDERER)
-            t = (await replace(world, host_models={"other": other}).collect([TASK]))[0]
+            functions = HostFunctions(load_host_functions("llm_query(model='other')"), {"other": other})
+            t = (await replace(world, hooks=(functions,)).collect([TASK]))[0]
             assert t.answer == "hello"
 
     asyncio.run(main())
@@ -283,7 +285,10 @@ def test_a_rollout_within_a_rollout_has_a_console_of_its_own_and_ends_at_its_dep
     async def main() -> None:
         async with open_sandbox("unsafe", warm=0) as sandbox:
             lines = ["try: y = rollout('again?')\n", "except NameError: y = 0\n", "\n", "submit_final_answer(y)\n"]
-            world = replace(rollouts(sandbox, lines, *load_host_functions("rollout(depth=2)")), concurrency=1)
+            world = replace(
+                rollouts(sandbox, lines, *load_host_functions("rollout(depth=2)")),
+                settings=RolloutSettings("bare", concurrency=1),
+            )
             t = (await world.collect([TASK]))[0]
             (child,) = t.children
             (grandchild,) = child.children

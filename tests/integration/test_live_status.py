@@ -14,7 +14,7 @@ from rich.console import Console
 from repl_rl.cli import main
 from repl_rl.cli.live_status import LiveStatus, RolloutProgress, describe_opening
 from repl_rl.cli.rollout import RolloutCommandConfig, _play_and_print
-from repl_rl.rollout import ReplSampler, SyncRollouts
+from repl_rl.rollout import ReplSampler, RolloutSettings, SyncRollouts
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.rollout_stats import RolloutCounts
 from repl_rl.tasks import Task
@@ -35,7 +35,7 @@ def test_the_counts_are_those_of_the_trajectories() -> None:
     ended: list[Trajectory] = []
     with opened() as source:
         assert source.stats.counts == RolloutCounts()
-        source.rollouts.progress.subscribe(ended.append)
+        source.progress.subscribe(ended.append)
         played = [*source.sample([TASK, OTHER, OTHER]), *source.collect([OTHER.id], 0)]
         counts = source.stats.counts
     assert {t.id for t in ended} == {t.id for t in played}
@@ -51,7 +51,9 @@ def test_the_counts_are_those_of_the_trajectories() -> None:
 
 def test_altered_rollouts_count_with_those_that_they_come_from() -> None:
     with opened() as source:
-        source.sample([TASK], alter=lambda rollouts: replace(rollouts, purpose="altered"))
+        source.sample(
+            [TASK], alter=lambda rollouts: replace(rollouts, settings=RolloutSettings("bare", purpose="altered"))
+        )
         assert source.stats.counts.ended == 1
 
 
@@ -82,7 +84,7 @@ def test_a_transcript_is_printed_before_the_other_rollouts_have_ended() -> None:
 
     config = RolloutCommandConfig(engine="transformers", sandbox="unsafe")
     with opened(sampler) as source:
-        source.rollouts.progress.subscribe(let_second_go_on)
+        source.progress.subscribe(let_second_go_on)
         played = _play_and_print(config, [TASK, OTHER], source, Console(file=shown, width=200))
     assert len(played) == 2
     assert at_first[0].count("sampled tokens]") == 1

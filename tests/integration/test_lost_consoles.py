@@ -17,7 +17,8 @@ import pytest
 from repl_rl.errors import SandboxFault, SandboxLost, SandboxUnavailable, UnrecoverableError
 from repl_rl.rollout import ReplSampler, Rollouts
 from repl_rl.rollout.episode import Episode
-from repl_rl.rollout.retry import MAX_ATTEMPTS
+from repl_rl.rollout.retry import MAX_ATTEMPTS, get_fault_counts
+from repl_rl.rollout.rollout_stats import compute_step_metrics
 from repl_rl.sandbox import InProcessSandbox, LineResult, SandboxSession, open_sandbox
 from repl_rl.sandbox.base import Limits
 from repl_rl.sandbox.console_pool import SharedForkServer
@@ -59,7 +60,7 @@ class FrailSandbox(InProcessSandbox):
 
 
 def play(frail: int, rollouts: int = 6, sampler: ReplSampler | None = None) -> tuple[list[Trajectory], Rollouts]:
-    played = replace(world(LINES, sampler), sandbox=FrailSandbox(frail), concurrency=3)
+    played = replace(world(LINES, sampler, concurrency=3), sandbox=FrailSandbox(frail))
     return asyncio.run(played.collect([TASK] * rollouts)), played
 
 
@@ -73,8 +74,11 @@ def test_a_group_is_full_again_after_consoles_were_lost() -> None:
     assert lines(found) == lines(whole)
     assert [t.outcome for t in found] == [1.0] * 6
     counts = {"engine_deaths": 0, "consoles_lost": 2, "rollouts_replayed": 2, "rollouts_given_up": 0}
-    assert rollouts.faults == rollouts.metrics(found) == counts
-    assert undisturbed.metrics(whole) == {}
+    told = [
+        compute_step_metrics(each.sampler, each.limits, found, None, get_fault_counts(each))
+        for each in (rollouts, undisturbed)
+    ]
+    assert told == [counts, {}]
 
 
 def test_a_rollout_that_loses_its_console_again_and_again_is_dropped_and_counted() -> None:
@@ -93,15 +97,15 @@ def test_a_rollout_that_loses_its_console_again_and_again_is_dropped_and_counted
             unlucky[asyncio.current_task()] = episode.id.endswith("-0")
             await super().rollout(episode)
 
-    rollouts = replace(world(LINES, Marked()), sandbox=First(0), concurrency=3)
+    rollouts = replace(world(LINES, Marked(), concurrency=3), sandbox=First(0))
     found = asyncio.run(rollouts.collect([TASK] * 4))
     assert [t.stop for t in found] == [Stop.FAULT, *[Stop.ANSWERED] * 3]
     assert found[0].failure is not None
     assert found[0].failure.kind is FailureKind.SANDBOX_FAULT
     assert found[0].outcome is None
-    assert rollouts.faults["consoles_lost"] == MAX_ATTEMPTS
-    assert rollouts.faults["rollouts_replayed"] == MAX_ATTEMPTS - 1
-    assert rollouts.faults["rollouts_given_up"] == 1
+    assert get_fault_counts(rollouts)["consoles_lost"] == MAX_ATTEMPTS
+    assert get_fault_counts(rollouts)["rollouts_replayed"] == MAX_ATTEMPTS - 1
+    assert get_fault_counts(rollouts)["rollouts_given_up"] == 1
 
 
 def test_a_run_all_of_whose_consoles_are_lost_again_and_again_stops_with_one_line() -> None:
@@ -122,7 +126,7 @@ def test_a_sampler_that_swallows_the_loss_does_not_keep_its_rollout() -> None:
 
     found, rollouts = play(2, sampler=Swallowing())
     assert [t.outcome for t in found] == [1.0] * 6
-    assert rollouts.faults["rollouts_replayed"] == 2
+    assert get_fault_counts(rollouts)["rollouts_replayed"] == 2
 
 
 def fork_servers() -> list[psutil.Process]:
@@ -225,12 +229,12 @@ def test_a_step_whose_fork_server_is_killed_has_full_groups() -> None:
 
     async def work() -> tuple[list[Trajectory], Rollouts]:
         async with open_sandbox("local", warm=2) as sandbox:
-            rollouts = replace(world(LINES, Killing()), sandbox=sandbox, concurrency=3)
+            rollouts = replace(world(LINES, Killing(), concurrency=3), sandbox=sandbox)
             return await rollouts.collect([TASK] * 6), rollouts
 
     found, rollouts = asyncio.run(work())
     assert [(t.stop, t.outcome, t.id) for t in found] == [(Stop.ANSWERED, 1.0, f"0-t1-{n}") for n in range(6)]
-    assert 1 <= rollouts.faults["consoles_lost"] == rollouts.faults["rollouts_replayed"] <= 3
+    assert 1 <= get_fault_counts(rollouts)["consoles_lost"] == get_fault_counts(rollouts)["rollouts_replayed"] <= 3
 
 
 def test_a_fork_server_whose_start_is_cancelled_leaves_no_process() -> None:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from repl_rl.engine import ScriptedEngine
-from repl_rl.rollout import ReplSampler, Rollouts, RolloutSampler
+from repl_rl.rollout import ReplSampler, Rollouts, RolloutSampler, RolloutSettings
+from repl_rl.rollout.retry import FaultRetries
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.sandbox.inprocess import InProcessSandbox
@@ -20,6 +21,7 @@ def world(
     sampler: RolloutSampler | None = None,
     limits: RolloutLimits | None = None,
     renderer: Renderer = RENDERER,
+    concurrency: int = 64,
 ) -> Rollouts:
     """Rollouts of a policy that writes `lines`, whatever it is shown; a console's prompt comes before each of them."""
     if renderer.samples_space and isinstance(sampler or ReplSampler(), ReplSampler):
@@ -30,5 +32,6 @@ def world(
         renderer,
         sampler or ReplSampler(),
         limits or RolloutLimits(max_line_tokens=200),
-        template="bare",
+        RolloutSettings("bare", concurrency=concurrency),
+        (FaultRetries(),),
     )

@@ -108,13 +108,16 @@ def test_an_engine_rests_after_the_rollouts_of_every_step_when_no_session_is_ope
 
 def test_a_cache_that_is_too_small_is_a_metric_of_each_step_and_told_of_the_whole_run() -> None:
     _, rollouts = watched()
-    for count in (3, 2):
-        played = asyncio.run(rollouts.collect(TASKS[:count]))
-        assert rollouts.metrics(played) == {"preemptions": count}
-    assert rollouts.preemptions == PreemptionStats(preempted=5, recomputed=45)
+    with SyncRollouts(lambda: nullcontext(rollouts), {task.id: task for task in TASKS}) as source:
+        for count in (3, 2):
+            played = source.collect([task.id for task in TASKS[:count]], policy_step=0)
+            source.sample(TASKS[:1])
+            assert source.metrics(played) == {"preemptions": count}
+    assert source.stats.preemptions == PreemptionStats(preempted=7, recomputed=63)
 
 
 def test_an_engine_without_such_a_cache_says_nothing_of_it() -> None:
     rollouts = world(["submit_final_answer(42)\n"])
-    assert rollouts.metrics(asyncio.run(rollouts.collect([TASK]))) == {}
-    assert rollouts.preemptions is None
+    with SyncRollouts(lambda: nullcontext(rollouts), {TASK.id: TASK}) as source:
+        assert source.metrics(source.collect([TASK.id], policy_step=0)) == {}
+    assert source.stats.preemptions is None

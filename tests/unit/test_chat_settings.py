@@ -10,7 +10,7 @@ import pytest
 
 from repl_rl.cli.train import TrainConfig
 from repl_rl.errors import ConfigError
-from repl_rl.rollout import ReplSampler
+from repl_rl.rollout import ReplSampler, RolloutSettings
 from repl_rl.rollout.prompts import load_template
 from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.rollout_config import RolloutConfig
@@ -118,7 +118,8 @@ def own(tmp_path: Path, text: str) -> str:
 
 
 def test_a_plain_prompt_of_ones_own_is_filled_in_and_begins_a_console(tmp_path: Path) -> None:
-    rollouts = replace(world(["submit_final_answer(42)\n"]), template=own(tmp_path, "T: {question}\n{banner}>>> \n"))
+    settings = RolloutSettings(own(tmp_path, "T: {question}\n{banner}>>> \n"))
+    rollouts = replace(world(["submit_final_answer(42)\n"]), settings=settings)
     (t,) = asyncio.run(rollouts.collect([TASK]))
     assert t.prompt.text.startswith("T: What is 6 * 7?\nPython 3.")
     assert t.prompt.text.endswith("\n>>> ")

@@ -10,7 +10,7 @@ import pytest
 from repl_rl.credit.credited_trajectory import CreditedTrajectory, add_child_rows
 from repl_rl.engine import ScriptedEngine
 from repl_rl.errors import InvariantError
-from repl_rl.rollout import ReplSampler, Rollouts
+from repl_rl.rollout import ReplSampler, Rollouts, RolloutSettings
 from repl_rl.rollout.episode import Choice, ChooseLine, Episode, choose_by_majority
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.runs.replay import branch, get_branch_point, verify_all
@@ -50,7 +50,7 @@ def play(
 ) -> tuple[Trajectory, RecordingEngine]:
     engine = witness(texts)
     limits = limits or RolloutLimits(max_line_tokens=200)
-    rollouts = Rollouts(engine, InProcessSandbox(), RENDERER, Chooses(choose), limits, "bare")
+    rollouts = Rollouts(engine, InProcessSandbox(), RENDERER, Chooses(choose), limits, RolloutSettings("bare"))
     (found,) = asyncio.run(rollouts.collect([TASK]))
     return found, engine
 
@@ -148,7 +148,9 @@ class Until(ReplSampler):
 
 def test_each_of_several_texts_ends_at_its_own_match() -> None:
     engine = witness(["12ab\n", "345ab\n", "6ab\n"])
-    rollouts = Rollouts(engine, InProcessSandbox(), RENDERER, Until(), RolloutLimits(max_line_tokens=200), "bare")
+    rollouts = Rollouts(
+        engine, InProcessSandbox(), RENDERER, Until(), RolloutLimits(max_line_tokens=200), RolloutSettings("bare")
+    )
     (t,) = asyncio.run(rollouts.collect([TASK]))
     texts = [t.lines[0].text, *(other.text for other in t.lines[0].alternatives)]
     assert [text.rstrip("\n") for text in texts] == ["345ab", "12ab", "6ab"]
@@ -167,11 +169,13 @@ def test_the_line_that_was_written_most_often_is_agreed_on_and_of_several_such_t
 def test_the_line_console_asks_for_candidates_and_counts_what_it_did_not_choose() -> None:
     sampler = ReplSampler(candidates=3)
     engine = witness(["x = 2\n", "x = 42\n", "x = 42\n", *["submit_final_answer(x)\n"] * 3])
-    rollouts = Rollouts(engine, InProcessSandbox(), RENDERER, sampler, RolloutLimits(max_line_tokens=200), "bare")
+    rollouts = Rollouts(
+        engine, InProcessSandbox(), RENDERER, sampler, RolloutLimits(max_line_tokens=200), RolloutSettings("bare")
+    )
     (t,) = asyncio.run(rollouts.collect([TASK]))
     assert (t.outcome, t.lines[0].text) == (1.0, "x = 42\n")
     spent = sum(len(other.token_ids) for each in t.lines for other in each.alternatives)
-    assert rollouts.metrics([t])["alternative_tokens"] == spent > 0
+    assert sampler.metrics([t])["alternative_tokens"] == spent > 0
     assert ReplSampler().metrics([t]) == {}
 
 

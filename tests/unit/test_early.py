@@ -13,9 +13,10 @@ import pytest
 
 from repl_rl.errors import UserCodeError
 from repl_rl.judges import GroupJudge
-from repl_rl.rollout import ReplSampler, Rollouts, SyncRollouts
+from repl_rl.rollout import ReplSampler, SyncRollouts
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.prefetch_rollouts import Prefetched
+from repl_rl.rollout.rollout_hooks import GroupJudging
 from repl_rl.tasks import Task, Workspace
 from repl_rl.trajectory.trajectory import Trajectory
 from tests.support.scripted_rollouts import TASK, world
@@ -56,7 +57,7 @@ class Waiting(ReplSampler):
 
 
 def opened(sampler: ReplSampler, lines: Sequence[str] = LINES, concurrency: int = 64) -> SyncRollouts:
-    played: Rollouts = replace(world(lines, sampler), concurrency=concurrency)
+    played = world(lines, sampler, concurrency=concurrency)
     return SyncRollouts(lambda: nullcontext(played), TASKS)
 
 
@@ -222,7 +223,7 @@ def test_a_group_that_has_ended_is_told_while_another_goes_on_and_waited_for_whe
 
 
 def test_what_is_told_of_a_group_that_has_ended_is_what_its_step_will_give_after_the_judges() -> None:
-    judged = replace(world(LINES), group_judges=(GroupJudge("shortest", shortest),))
+    judged = replace(world(LINES), hooks=(GroupJudging([GroupJudge("shortest", shortest)]),))
     with SyncRollouts(lambda: nullcontext(judged), TASKS) as source:
         source.start_rollouts(["t1", "t1", "t2"], 1)
         source.wait_for_first_group([(1, [0, 1])])
@@ -242,7 +243,7 @@ def test_who_waits_for_a_group_of_a_step_that_fails_waits_no_longer() -> None:
         raise RuntimeError("no")
 
     sampler = Waiting()
-    judged = replace(world(LINES, sampler), group_judges=(GroupJudge("unable", unable),))
+    judged = replace(world(LINES, sampler), hooks=(GroupJudging([GroupJudge("unable", unable)]),))
     with SyncRollouts(lambda: nullcontext(judged), TASKS) as source, ThreadPoolExecutor(1) as beside:
         source.start_rollouts(["t1", "t2"], 1)
         source.run(sampler.wrote(2))

@@ -20,6 +20,8 @@ from repl_rl.errors import EngineDied, EngineError, UnrecoverableError
 from repl_rl.evaluation import Study, run_evaluation
 from repl_rl.rollout import ReplSampler, Rollouts, SyncRollouts
 from repl_rl.rollout.episode import Episode
+from repl_rl.rollout.retry import get_fault_counts
+from repl_rl.rollout.rollout_stats import compute_step_metrics
 from repl_rl.tasks import Task
 from repl_rl.trajectory.trajectory import Trajectory
 from tests.support.scripted_rollouts import RENDERER, TASK, world
@@ -73,7 +75,7 @@ class Step:
     faults: Mapping[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.faults = self.rollouts.faults
+        self.faults = get_fault_counts(self.rollouts)
 
     @property
     def replayed(self) -> list[str]:
@@ -86,7 +88,7 @@ def play(chunks: Sequence[int], sampler: Told | None = None, concurrency: int = 
 
     async def work() -> Step:
         async with open_restarting_engine(lives.open, pause_s=0) as engine:
-            rollouts = replace(world(["x\n"], sampler), engine=engine, concurrency=concurrency)
+            rollouts = replace(world(["x\n"], sampler, concurrency=concurrency), engine=engine)
             return Step(await rollouts.collect(tasks or GROUPS), sampler, rollouts, lives)
 
     step = asyncio.run(work())
@@ -118,7 +120,7 @@ def test_a_step_whose_engine_dies_is_the_undisturbed_one_and_what_had_ended_is_k
         "rollouts_replayed": len(step.replayed),
         "rollouts_given_up": 0,
     }
-    assert step.rollouts.metrics(step.trajectories) == step.faults
+    assert compute_step_metrics(step.sampler, step.rollouts.limits, step.trajectories, None, step.faults) == step.faults
 
 
 def test_no_token_of_a_rollout_under_which_an_engine_died_is_kept() -> None:
@@ -147,11 +149,11 @@ def test_an_evaluation_whose_engine_dies_is_the_undisturbed_one(chunks: Sequence
         @asynccontextmanager
         async def opened() -> AsyncIterator[Rollouts]:
             async with open_restarting_engine(lives.open, pause_s=0) as engine:
-                yield replace(world(["x\n"]), engine=engine, concurrency=4)
+                yield replace(world(["x\n"], concurrency=4), engine=engine)
 
         with SyncRollouts(opened, {}) as source:
             source.load_weights(tmp_path, 5)
-            return run_evaluation(source, [replace(TASK, id=f"t{n}") for n in range(8)]), source.rollouts.faults
+            return run_evaluation(source, [replace(TASK, id=f"t{n}") for n in range(8)]), source.stats.faults
 
     (whole, _), lives = evaluated(engines([])), engines(chunks)
     study, faults = evaluated(lives)

@@ -15,6 +15,7 @@ from repl_rl.errors import ConfigError, InvariantError, UserCodeError
 from repl_rl.judges import GroupJudge, apply_group_judges, check_judges, load_group_judges
 from repl_rl.rollout import ReplSampler, Rollouts, RolloutSampler
 from repl_rl.rollout.episode import Episode
+from repl_rl.rollout.rollout_hooks import GroupJudging
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.runs.store.trajectory_json import dump_record, parse_record
 from repl_rl.tasks import Task, set_judges
@@ -192,7 +193,7 @@ def test_groups_are_judged_apart_and_a_rollout_that_failed_is_shown_to_nobody() 
 
     seen: set[str] = set()
     a, b = replace(TASK, id="a"), replace(TASK, id="b")
-    rollouts: Rollouts = replace(world(RIGHT, Sometimes()), group_judges=(GroupJudge("j", judge),))
+    rollouts: Rollouts = replace(world(RIGHT, Sometimes()), hooks=(GroupJudging([GroupJudge("j", judge)]),))
     found = asyncio.run(rollouts.collect([a, b, a, b, b]))
     assert sorted(shown) == [("a", 2), ("b", 2)]
     assert [t.outcome for t in found if t.failure is None] == [2.0] * 4

@@ -8,7 +8,7 @@ import pytest
 
 from repl_rl.engine import ScriptedEngine
 from repl_rl.engine.base import Chunk, EngineSession, Watch
-from repl_rl.rollout import ReplSampler, Rollouts
+from repl_rl.rollout import ReplSampler, Rollouts, RolloutSettings
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.sandbox.inprocess import InProcessSandbox
@@ -80,7 +80,8 @@ def test_no_request_differs_from_the_record_over_thousands_of_lines(name: str) -
     renderer = Renderer(TOKENIZERS[name](), "carry")
     auditor = Auditor(ScriptedEngine(noisy_policy(renderer, 7)))
     limits = RolloutLimits(max_lines=40, max_line_tokens=200)
-    rollouts = Rollouts(auditor, InProcessSandbox(), renderer, ReplSampler(), limits, "bare")  # type: ignore[arg-type]
+    settings = RolloutSettings("bare")
+    rollouts = Rollouts(auditor, InProcessSandbox(), renderer, ReplSampler(), limits, settings)  # type: ignore[arg-type]
     tasks = [Task(str(i), f"task {i}", "0") for i in range(100)]
 
     trajectories = asyncio.run(rollouts.collect(tasks))

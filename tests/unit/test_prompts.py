@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from repl_rl.errors import ConfigError
-from repl_rl.rollout.prompts import OWN, fill_template
+from repl_rl.rollout import RolloutSettings
+from repl_rl.rollout.prompts import OWN, read_template
 from repl_rl.rollout.prompts import load_template as load_template
 from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.samplers.chat_format import build_opening_prompt
@@ -44,7 +45,7 @@ async def replayed(transcript: str) -> str:
 @pytest.mark.parametrize("template", ["few_shot", "chat_few_shot"])
 def test_every_worked_example_is_what_the_console_shows_and_ends_with_a_final_answer(template: str) -> None:
     text = find_asset(f"prompts/{template}.txt").read_text().replace("{banner}>>> ", "")
-    turns = [example.session for example in fill_template(template, "?", "3").examples]
+    turns = [example.session for example in read_template(template).examples]
     examples = turns or [part for part in re.split(r"(?m)^# Task: .*\n", text)[1:] if part.strip()]
     assert len(examples) >= 2
     for example in examples:
@@ -68,12 +69,14 @@ def test_worked_examples_of_a_chat_are_turns_between_the_system_message_and_the_
 )
 def test_turns_that_do_not_alternate_are_refused(turns: str) -> None:
     with pytest.raises(ConfigError, match="let a line \\[user\\]"):
-        fill_template(f"{OWN}Be brief.\n{turns}", "?", "3")
+        read_template(f"{OWN}Be brief.\n{turns}")
 
 
 @pytest.mark.parametrize("template", ["base", "few_shot", "chat"])
 def test_a_prompt_ends_with_the_question_and_the_banner_of_the_sandboxs_own_python(template: str) -> None:
-    rollouts = replace(world(["submit_final_answer(42)\n"], renderer=chat_renderer()), template=template)
+    rollouts = replace(
+        world(["submit_final_answer(42)\n"], renderer=chat_renderer()), settings=RolloutSettings(template)
+    )
     (t,) = asyncio.run(rollouts.collect([TASK]))
     version = ".".join(map(str, sys.version_info[:3]))
     head, _, tail = t.prompt.text.rpartition(TASK.question)

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from repl_rl.engine import ScriptedEngine
 from repl_rl.errors import ConfigError
 from repl_rl.rollout import ReplSampler, Rollouts, RolloutSampler
-from repl_rl.rollout.concurrent_rollouts import LengthEstimator
 from repl_rl.rollout.episode import Episode
+from repl_rl.rollout.length_estimator import LengthEstimator
 from repl_rl.rollout.rollout_limits import RolloutLimits
+from repl_rl.rollout.rollout_stats import compute_step_metrics
 from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.sandbox import InProcessSandbox
 from repl_rl.tasks import Task
@@ -57,11 +58,12 @@ class Delayed(ReplSampler):
 @given(st.permutations(range(24)), st.integers(1, 30), st.integers(0, 99))
 def test_order_and_concurrency_leave_every_trajectory_as_it_is(order: list[int], places: int, delays: int) -> None:
     tasks = [Task(str(i), f"task {i}", "3", family=str(i % 3)) for i in range(24)]
-    plain = replace(world([]), engine=ScriptedEngine(IDS, seed=5), concurrency=8)
-    other = replace(plain, sampler=Delayed(delays), concurrency=places)
+    plain = replace(world([], concurrency=8), engine=ScriptedEngine(IDS, seed=5))
+    other = replace(plain, sampler=Delayed(delays), settings=replace(plain.settings, concurrency=places))
     shuffled = [tasks[i] for i in order]
-    play(shuffled[:5], other)  # the refill has learned something
-    assert play(shuffled, other) == play(tasks, plain)
+    lengths = LengthEstimator()
+    asyncio.run(lengths.collect_longest_first(other, shuffled[:5]))
+    assert record(asyncio.run(lengths.collect_longest_first(other, shuffled))) == play(tasks, plain)
 
 
 def test_the_family_that_took_longest_begins_first_and_groups_stay_together() -> None:
@@ -84,10 +86,10 @@ def test_rollouts_get_their_places_in_that_order_and_come_back_in_the_given_one(
             await episode.push(await episode.sample())
 
     a, b = (Task(name, f"task {name}", "3", family=name) for name in "ab")
-    rollouts = replace(world(["1\n"]), sampler=Noting(), concurrency=1)
-    rollouts.length_estimator.update(a, asyncio.run(rollouts.collect([a]))[0])
+    rollouts, lengths = world(["1\n"], Noting(), concurrency=1), LengthEstimator()
+    lengths.update(a, asyncio.run(rollouts.collect([a]))[0])
     begun.clear()
-    played = asyncio.run(rollouts.collect([a, b, a, b]))
+    played = asyncio.run(lengths.collect_longest_first(rollouts, [a, b, a, b]))
     assert begun == ["b", "b", "a", "a"]
     assert [t.task_id for t in played] == ["a", "b", "a", "b"]
 
@@ -108,12 +110,17 @@ def test_three_lines_in_a_row_of_one_kind_doom_a_rollout(lines: list[str], playe
     assert len(t.lines) == played
     doomed = lines[played - 1] != "exit()\n"
     assert t.stop is (Stop.EARLY_STOPPED if doomed else Stop.EXITED)
-    assert rollouts.metrics([t]) == {"lines_saved": 20 - played if doomed else 0}
+    metrics = compute_step_metrics(rollouts.sampler, rollouts.limits, [t], None, {})
+    assert metrics == {"lines_saved": 20 - played if doomed else 0}
 
 
 def test_processes_of_one_run_share_no_id_and_no_seed_of_a_rollout() -> None:
     plain = world(["exit()\n"])
-    played = [t for n in range(3) for t in asyncio.run(replace(plain, replica=n).collect([TASK, TASK]))]
+    played = [
+        t
+        for n in range(3)
+        for t in asyncio.run(replace(plain, settings=replace(plain.settings, replica=n)).collect([TASK, TASK]))
+    ]
     assert len({t.id for t in played}) == len({t.seed for t in played}) == 6
     assert [t.id for t in played[:2]] == [f"0-{TASK.id}-0", f"0-{TASK.id}-1"]
 
@@ -139,7 +146,7 @@ def test_a_streak_that_means_nothing_is_refused(number: int) -> None:
 
 
 def test_thousands_of_rollouts_end_and_no_more_are_under_way_than_asked_for() -> None:
-    rollouts = replace(world(["submit_final_answer(42)\n"]), concurrency=4096)
+    rollouts = world(["submit_final_answer(42)\n"], concurrency=4096)
     played = asyncio.run(rollouts.collect([TASK] * 4096))
     assert {t.stop for t in played} == {Stop.ANSWERED}
     assert len({t.id for t in played}) == 4096
@@ -165,7 +172,7 @@ def test_weights_replaced_in_the_middle_of_rollouts_leave_consoles_and_records_w
 
     async def work() -> list[Trajectory]:
         sampler = Meeting()
-        rollouts = replace(world(lines), sampler=sampler, concurrency=8)
+        rollouts = world(lines, sampler, concurrency=8)
         played = asyncio.create_task(rollouts.collect([TASK] * 8))
         for _ in range(8):
             await sampler.arrived.acquire()

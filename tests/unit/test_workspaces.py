@@ -9,9 +9,9 @@ import pytest
 from datasets import Dataset
 
 from repl_rl.errors import ConfigError
-from repl_rl.rollout.prompts import fill_template
 from repl_rl.tasks import Task, Workspace, load_tasks
 from repl_rl.tasks.task_workspace import MAX_BYTES
+from tests.worlds import RENDERER
 
 
 def test_equal_contents_have_one_digest_whatever_the_order_in_which_they_are_named() -> None:
@@ -92,16 +92,16 @@ def test_the_prompt_says_names_types_and_sizes_unless_it_is_told_otherwise() -> 
     assert workspace.describe() == f"In the console already: {names}; files a.csv (1.2 kB); imported csv."
     assert Workspace({"x": 1}, told="").describe() == ""
     task = Task("t", "How many?", "2", workspace=Workspace({"x": 1}, told="There is x."))
-    assert fill_template("bare", task.question, "3", task.workspace_text).head == "How many? There is x.\n"
+    assert RENDERER.fill_template("bare", task.question, "3", task.workspace_text).head == "How many? There is x.\n"
     assert task.full_question == "How many?\nThere is x."
 
 
 def test_a_prompt_of_ones_own_places_it() -> None:
-    shown = fill_template("text:Task: {question}\n# {workspace}\n>>> ", "How many?", "3", "There is x.")
+    shown = RENDERER.fill_template("text:Task: {question}\n# {workspace}\n>>> ", "How many?", "3", "There is x.")
     assert shown.head + shown.console == "Task: How many?\n# There is x.\n>>> "
-    system = fill_template("text:You have a console. {workspace}", "How many?", "3", "There is x.")
+    system = RENDERER.fill_template("text:You have a console. {workspace}", "How many?", "3", "There is x.")
     assert (system.system, system.question) == ("You have a console. There is x.", "How many?")
-    assert fill_template("chat", "How many?", "3", "There is x.").question == "How many? There is x."
+    assert RENDERER.fill_template("chat", "How many?", "3", "There is x.").question == "How many? There is x."
 
 
 def rows(path: Path, *records: object) -> str:

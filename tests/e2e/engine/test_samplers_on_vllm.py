@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from repl_rl.credit.credited_trajectory import add_child_rows
 from repl_rl.integrations.gym_environment_sampler import EnvironmentSampler
-from repl_rl.rollout import Rollouts, RolloutSampler
+from repl_rl.rollout import Rollouts, RolloutSampler, RolloutSettings
 from repl_rl.rollout.episode import Choice, Episode
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.rollout.token_renderer import Renderer
@@ -47,7 +47,7 @@ def renderer() -> Renderer:
 
 
 def play(host: Host, sampler: RolloutSampler, renderer: Renderer) -> list[Trajectory]:
-    rollouts = Rollouts(host.engine, InProcessSandbox(), renderer, sampler, LIMITS, "bare")
+    rollouts = Rollouts(host.engine, InProcessSandbox(), renderer, sampler, LIMITS, RolloutSettings("bare"))
     return host.run(rollouts.collect([Task(str(i), f"q{i}", "x") for i in range(8)]))
 
 

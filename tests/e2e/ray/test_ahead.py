@@ -12,6 +12,8 @@ import torch
 from repl_rl.errors import WeightSyncError, WorkerLost
 from repl_rl.judges import GroupJudge
 from repl_rl.rollout import ReplSampler, Rollouts
+from repl_rl.rollout.retry import FaultRetries
+from repl_rl.rollout.rollout_hooks import GroupJudging
 from repl_rl.tasks import Task
 from repl_rl.trajectory.trajectory import Trajectory
 from tests.support.processes import wait_for
@@ -49,7 +51,7 @@ def shortest(task: Task, group: Sequence[Trajectory]) -> list[float]:
 @asynccontextmanager
 async def judged(number: int = 0) -> AsyncIterator[Rollouts]:
     """A judge adds to the outcomes of a whole group."""
-    yield replace(rollouts(), group_judges=(GroupJudge("shortest", shortest),))
+    yield replace(rollouts(), hooks=(FaultRetries(), GroupJudging([GroupJudge("shortest", shortest)])))
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from repl_rl.engine import open_engine
-from repl_rl.rollout import Rollouts, RolloutSampler
+from repl_rl.rollout import Rollouts, RolloutSampler, RolloutSettings
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.sandbox.base import push_lines
@@ -36,7 +36,7 @@ def of_page() -> tuple[RolloutSampler, Task]:
 
 async def played(sampler: RolloutSampler, tasks: Sequence[Task]) -> list[Trajectory]:
     async with open_engine("vllm", model=POLICY) as engine:
-        rollouts = Rollouts(engine, InProcessSandbox(), RENDERER, sampler, RolloutLimits(), "bare")
+        rollouts = Rollouts(engine, InProcessSandbox(), RENDERER, sampler, RolloutLimits(), RolloutSettings("bare"))
         return await rollouts.collect(tasks)
 
 

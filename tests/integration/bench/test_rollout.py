@@ -7,7 +7,7 @@ import pytest
 from benchmarks.rollouts.forced_lengths import LONGEST, SHORTEST, ForcedRenderer, Plan, TimedEngine
 from benchmarks.rollouts.throughput import many
 from repl_rl.engine import ScriptedEngine
-from repl_rl.rollout import ReplSampler, Rollouts
+from repl_rl.rollout import ReplSampler, Rollouts, RolloutSettings
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.sandbox import InProcessSandbox
 from repl_rl.trajectory.trajectory import LineStatus
@@ -21,9 +21,8 @@ def test_forced_lines_have_the_lengths_of_the_plan_and_run() -> None:
     plan = Plan(rollouts=6, lines=5)
     engine = TimedEngine(ScriptedEngine.from_policy(lambda ids: [sum(ids) % 350]), plan.lengths())
     limits = RolloutLimits(max_lines=plan.lines)
-    rollouts = Rollouts(
-        engine, InProcessSandbox(), ForcedRenderer(QUICKSTART, plan), ReplSampler(), limits, "bare", concurrency=6
-    )
+    renderer, settings = ForcedRenderer(QUICKSTART, plan), RolloutSettings("bare", concurrency=6)
+    rollouts = Rollouts(engine, InProcessSandbox(), renderer, ReplSampler(), limits, settings)
     played = asyncio.run(rollouts.collect([TASK] * 6))
     assert [[len(line.token_ids) for line in t.lines] for t in played] == plan.lengths()
     assert {execution.status for t in played for execution in t.executions} == {LineStatus.OK}

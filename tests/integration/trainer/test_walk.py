@@ -11,7 +11,7 @@ from types import FrameType
 
 import repl_rl
 from repl_rl.engine import ScriptedEngine
-from repl_rl.rollout import ReplSampler, Rollouts
+from repl_rl.rollout import ReplSampler, Rollouts, RolloutSettings
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.sandbox.inprocess import InProcessSandbox
 from repl_rl.trainer.config import TrainerConfig
@@ -57,7 +57,7 @@ def test_a_line_enters_the_functions_that_the_page_names_in_its_order(tmp_path: 
         RENDERER,
         ReplSampler(),
         RolloutLimits(max_line_tokens=200),
-        template="bare",
+        RolloutSettings("bare"),
     )
     with entered() as sampling:
         played = asyncio.run(rollouts.collect([TASK] * 4))

@@ -15,7 +15,7 @@ from repl_rl.ray.remote_rollouts import RolloutWorkers, WorkerPlan
 from repl_rl.ray.worker import GroupRequest, Heartbeat, RolloutWorker, WeightsRef, WorkerSetup
 from repl_rl.ray.worker_pool import WorkerTimeouts
 from repl_rl.rollout import SyncRollouts
-from repl_rl.rollout.retry import BatchResult
+from repl_rl.rollout.concurrent_rollouts import BatchResult
 from repl_rl.rollout.rollout_stats import RuntimeInfo
 from repl_rl.rollout.sampler_base import ReplSampler
 from repl_rl.tasks import Task

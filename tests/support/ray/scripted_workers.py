@@ -10,7 +10,8 @@ from pathlib import Path
 from repl_rl.engine import Engine, ScriptedEngine
 from repl_rl.engine.restarting_engine import open_restarting_engine
 from repl_rl.engine.scripted_engine import FaultyEngine
-from repl_rl.rollout import Rollouts
+from repl_rl.rollout import Rollouts, RolloutSettings
+from repl_rl.rollout.retry import FaultRetries
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.rollout.sampler_base import ReplSampler, RolloutSampler
 from repl_rl.rollout_config import RolloutConfig
@@ -26,7 +27,15 @@ def rollouts(sampler: RolloutSampler | None = None) -> Rollouts:
     """With consoles of this process."""
     scripts = [[i for line in lines for i in RENDERER.encode_as_sampled(line)] * 9 for lines in _LINES]
     engine = ScriptedEngine(scripts, forbidden_ids=RENDERER.forbidden_ids)
-    return Rollouts(engine, InProcessSandbox(), RENDERER, sampler or ReplSampler(), LIMITS, "bare", concurrency=6)
+    return Rollouts(
+        engine,
+        InProcessSandbox(),
+        RENDERER,
+        sampler or ReplSampler(),
+        LIMITS,
+        RolloutSettings("bare", concurrency=6),
+        (FaultRetries(),),
+    )
 
 
 @asynccontextmanager

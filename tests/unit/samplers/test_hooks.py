@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from repl_rl.errors import EngineDied, SandboxFault
-from repl_rl.rollout import ReplSampler, RolloutSampler
+from repl_rl.rollout import ReplSampler, RolloutSampler, RolloutSettings
 from repl_rl.rollout import concurrent_rollouts as hooks
 from repl_rl.rollout.episode import Episode
 from repl_rl.samplers.retry_with_feedback_sampler import Exchange, Feedback, FeedbackSampler
@@ -213,8 +213,8 @@ def test_no_two_rollouts_of_a_run_share_an_id_and_a_resumed_run_gives_it_again()
             rollouts.engine.policy_step = step
             await rollouts.collect([TASK, TASK, replace(TASK, id="other")])
             await rollouts.collect([TASK, replace(TASK, id="other")], temperature=0.0)
-            await replace(rollouts, purpose="tampered").collect([TASK])
-            await replace(rollouts, replica=1).collect([TASK])
+            await replace(rollouts, settings=RolloutSettings("bare", purpose="tampered")).collect([TASK])
+            await replace(rollouts, settings=RolloutSettings("bare", replica=1)).collect([TASK])
         return sampler.began
 
     found = asyncio.run(ids())

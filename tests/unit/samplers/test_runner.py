@@ -31,7 +31,7 @@ def test_the_same_seed_gives_the_same_trajectories_whatever_the_concurrency(conc
     tasks = [Task(str(i), f"task {i % 7}", "3") for i in range(40)]
 
     def play(places: int) -> list[tuple[object, ...]]:
-        rollouts = replace(world([]), engine=ScriptedEngine(scripts, seed=5), concurrency=places)
+        rollouts = replace(world([], concurrency=places), engine=ScriptedEngine(scripts, seed=5))
         return untimed(asyncio.run(rollouts.collect(tasks)))
 
     assert play(concurrency) == play(8)
@@ -56,7 +56,7 @@ def test_no_more_rollouts_are_under_way_than_there_are_places() -> None:
             await asyncio.sleep(0)
             under_way -= 1
 
-    rollouts = replace(world(["x\n"], Counter()), concurrency=4)
+    rollouts = world(["x\n"], Counter(), concurrency=4)
     asyncio.run(rollouts.collect([TASK] * 30))
     assert most == 4
 
