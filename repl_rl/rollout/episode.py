@@ -510,7 +510,7 @@ class Episode(EpisodeRewards):
         """Error that reports the loss of the console, or None. Such a rollout cannot continue."""
         return self._termination.console_loss
 
-    def answer_calls_by(self, host: HostCallRecorder) -> None:
+    def set_call_handler(self, host: HostCallRecorder) -> None:
         """Let lines call the functions of `host`. Hooks call this before the first line runs."""
         self._console.host = host
 

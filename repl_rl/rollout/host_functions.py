@@ -917,7 +917,7 @@ class HostFunctions(RolloutHook):
         """Offer the functions to the console of the rollout."""
         call_context = HostCallContext(context, self.models, 0)
         functions = self._get_offered_functions(context.depth)
-        episode.answer_calls_by(HostCallSession(functions, self._slots, call_context))
+        episode.set_call_handler(HostCallSession(functions, self._slots, call_context))
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
         """Return `compute_call_metrics`."""

@@ -86,8 +86,8 @@ class RolloutHook:
     def wrap_rollout(self, context: RolloutContext, run: RunRollout) -> RunRollout:
         """Return a function that plays the rollout in place of `run`, which it may call several times.
 
-        Called once per top-level or nested rollout before it starts, and not for one that a client follows live. The
-        first hook is the innermost wrapper.
+        Called once per top-level or nested rollout, before it starts. The first hook is the innermost wrapper. Rollouts
+        that a client follows live are not wrapped.
         """
         return run
 

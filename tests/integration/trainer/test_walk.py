@@ -71,3 +71,38 @@ def test_a_line_enters_the_functions_that_the_page_names_in_its_order(tmp_path: 
     walked = list(dict.fromkeys([*sampling, *learning]))
     assert len(page) > 15
     assert [step for step in walked if step in page] == list(dict.fromkeys(page))
+
+
+PLAIN_ROLLOUT = {
+    "deprecations.py",
+    "engine/base.py",
+    "engine/scripted_engine.py",
+    "judges/grade_answer.py",
+    "rollout/concurrent_rollouts.py",
+    "rollout/episode.py",
+    "rollout/sampler_base.py",
+    "rollout/token_renderer.py",
+    "sandbox/base.py",
+    "sandbox/inprocess.py",
+    "tasks/task.py",
+    "trajectory/console_text.py",
+    "trajectory/trajectory.py",
+    "trajectory/trajectory_builder.py",
+}
+"""Files that a rollout enters where each optional feature is off. A name may be taken out, and none added."""
+
+
+def test_a_rollout_without_hooks_enters_no_file_of_an_optional_feature() -> None:
+    engine = ScriptedEngine.from_text(["submit_final_answer(42)\n"], RENDERER.encode_as_sampled)
+    rollouts = Rollouts(
+        replace(engine, forbidden_ids=RENDERER.forbidden_ids),
+        InProcessSandbox(),
+        RENDERER,
+        ReplSampler(),
+        RolloutLimits(max_line_tokens=200),
+        RolloutSettings("bare"),
+    )
+    with entered() as functions:
+        played = asyncio.run(rollouts.collect([TASK] * 4))
+    assert [t.outcome for t in played] == [1.0] * 4
+    assert {file for file, _ in functions} == PLAIN_ROLLOUT
