@@ -54,6 +54,8 @@ _HOMES = {
     "RewardTable": "credit.rewards",
     "RolloutRewards": "credit.advantage_estimators",
     "RolloutLimits": "rollout.rollout_limits",
+    "FaultRetries": "rollout.retry",
+    "HostFunctions": "rollout.host_functions",
     "RolloutHook": "rollout",
     "RolloutSampler": "rollout",
     "RolloutSettings": "rollout",

@@ -33,8 +33,10 @@ from repl_rl.rollout import SyncRollouts as SyncRollouts
 from repl_rl.rollout.episode import Choice as Choice
 from repl_rl.rollout.episode import Episode as Episode
 from repl_rl.rollout.host_functions import HostFunction as HostFunction
+from repl_rl.rollout.host_functions import HostFunctions as HostFunctions
 from repl_rl.rollout.host_functions import HostLimits as HostLimits
 from repl_rl.rollout.host_functions import host_function as host_function
+from repl_rl.rollout.retry import FaultRetries as FaultRetries
 from repl_rl.rollout.rollout_limits import RolloutLimits as RolloutLimits
 from repl_rl.rollout.token_renderer import Renderer as Renderer
 from repl_rl.rollout_config import RolloutConfig as RolloutConfig
@@ -108,6 +110,7 @@ __all__ = [
     "Episode",
     "Exchange",
     "Execution",
+    "FaultRetries",
     "Feedback",
     "FeedbackSampler",
     "FencedCodeSampler",
@@ -117,6 +120,7 @@ __all__ = [
     "GroupRewards",
     "HostCall",
     "HostFunction",
+    "HostFunctions",
     "HostLimits",
     "InlineCallSampler",
     "JudgeToolSampler",

@@ -11,7 +11,7 @@ from datasets import Dataset
 from repl_rl.errors import ConfigError
 from repl_rl.tasks import Task, Workspace, load_tasks
 from repl_rl.tasks.task_workspace import MAX_BYTES
-from tests.worlds import RENDERER
+from tests.support.scripted_rollouts import RENDERER
 
 
 def test_equal_contents_have_one_digest_whatever_the_order_in_which_they_are_named() -> None:

@@ -19,7 +19,8 @@ from repl_rl.sandbox.inprocess import InProcessSandbox, InProcessSession
 from repl_rl.tasks import Task
 from repl_rl.trajectory.trajectory import Line, Observed, Trajectory
 from repl_rl.trajectory.trajectory_builder import UNFOLLOWED
-from tests.worlds import TASK, world
+from tests.support.documents import blocks
+from tests.support.scripted_rollouts import TASK, world
 
 LINES = ["x = 6\n", "submit_final_answer(x * 7)\n"]
 
@@ -176,3 +177,12 @@ def test_settings_are_taken_under_their_old_keywords_and_read_under_their_old_na
     assert fewer.settings == RolloutSettings("bare", seed=3, concurrency=2)
     with pytest.warns(OldNameWarning, match=r"Rollouts\.seed is deprecated .*; use Rollouts\.settings\.seed"):
         assert getattr(fewer, "seed") == 3  # noqa: B009
+
+
+def test_the_hook_of_the_design_page_collects_lines() -> None:
+    namespace: dict[str, Callable[..., RolloutHook]] = {}
+    (block,) = blocks("python", "docs/design.md")
+    exec(block, namespace)
+    hooks = [namespace["SlowLines"](limit_s) for limit_s in (-1.0, 60.0)]
+    asyncio.run(replace(world(LINES), hooks=tuple(hooks)).collect([TASK]))
+    assert [vars(hook)["found"] for hook in hooks] == [LINES, []]
