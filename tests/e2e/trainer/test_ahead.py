@@ -19,8 +19,8 @@ from repl_rl.runs.store import read_trajectories
 from repl_rl.tasks import Curriculum, Task
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.config_checks import validate_run
-from repl_rl.trainer.importance_sampling import Staleness, compute_token_staleness
 from repl_rl.trainer.group_sampler import TaskSampler
+from repl_rl.trainer.importance_sampling import Staleness, compute_token_staleness
 from repl_rl.trainer.rollout_source import StepRecord
 from repl_rl.trainer.train_loop import run_training
 from repl_rl.trajectory.trajectory import Trajectory
