@@ -14,10 +14,11 @@ from torch import Tensor
 from trl.trainer.utils import RepeatSampler
 
 from repl_rl.credit.rewards import GroupEntry
+from repl_rl.errors import InvariantError, WeightSyncError
 from repl_rl.tasks import Curriculum, assign_tasks
 from repl_rl.trainer.grpo_config import GRPOTrainer
 from repl_rl.trainer.importance_sampling import LogprobMismatch
-from repl_rl.trainer.rollout_source import RolloutSource, validate_rollouts
+from repl_rl.trainer.rollout_source import RolloutSource
 from repl_rl.trajectory.trajectory import Trajectory
 
 
@@ -139,3 +140,23 @@ class GroupSampler:
         rollouts = list(self._source.collect(task_ids, step)) if participates else []
         validate_rollouts(rollouts, task_ids, step)
         return rollouts
+
+
+def validate_rollouts(trajectories: Sequence[Trajectory], task_ids: Sequence[str], step: int) -> None:
+    """Check the trajectories that a rollout source has returned.
+
+    Raises:
+        InvariantError: their tasks are not the requested ones.
+        WeightSyncError: a trajectory has another policy step.
+    """
+    returned_ids = [t.task_id for t in trajectories]
+    if returned_ids != list(task_ids):
+        raise InvariantError(
+            f"the rollout source gave tasks {returned_ids} for {list(task_ids)}; give one rollout per entry"
+        )
+    for t in trajectories:
+        if t.policy_step != step:
+            raise WeightSyncError(
+                f"rollout {t.id} is for policy step {t.policy_step} while the trainer is at {step}; the "
+                "rollout source did not load the last weights"
+            )

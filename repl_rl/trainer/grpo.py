@@ -58,8 +58,7 @@ from repl_rl.trainer.plugins.prefix_sharing import PrefixSharing
 from repl_rl.trainer.reference_model import copy_frozen
 from repl_rl.trainer.rollout_source import RolloutSource
 from repl_rl.trainer.weight_sync import WeightSync
-from repl_rl.trajectory.trajectory import Group, Trajectory
-from repl_rl.trajectory.trajectory_metrics import compute_mean_parts
+from repl_rl.trajectory.trajectory import Group, Trajectory, compute_mean_parts
 from repl_rl.utils.describe_os_errors import catch_os_errors
 
 
@@ -212,6 +211,7 @@ class ReplGRPOTrainer(GRPOTrainer):
         self.source = source
         self.credit = credit
         self.components = components
+        self._importance_sampling, _ = parse_importance(components.importance_sampling)
         make_group_sampler = components.make_group_sampler or make_plain_group_sampler
         self.group_sampler = make_group_sampler(self)
         # Change the model in place before it is copied: the reference model needs the same ids and attention.
@@ -374,8 +374,7 @@ class ReplGRPOTrainer(GRPOTrainer):
         ages = compute_token_staleness(
             rows, width, step, self.group_sampler.max_staleness * self.optimizer_steps_per_step
         )
-        importance, _ = parse_importance(self.components.importance_sampling)
-        mismatch = apply_importance_correction(batch, rows, ages, importance, self.accelerator)
+        mismatch = apply_importance_correction(batch, rows, ages, self._importance_sampling, self.accelerator)
         metrics = self._scorer.metrics(self.accelerator) if self._scorer is not None else {}
         synced = SyncedStep(self.train_batch.trained_trajectories, ages, step, self, mismatch)
         mismatch, staleness = self.group_sampler.check_sync(synced)

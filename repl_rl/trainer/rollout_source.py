@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from repl_rl.credit.credited_trajectory import LineCredit
-from repl_rl.errors import InvariantError, WeightSyncError
 from repl_rl.trajectory.trajectory import Trajectory
 
 
@@ -106,23 +105,3 @@ class StepRecord:
 
 OnStep = Callable[[StepRecord, Sequence[Trajectory]], None]
 """Callback after each step, on the main process, with the record and the trajectories of all processes."""
-
-
-def validate_rollouts(trajectories: Sequence[Trajectory], task_ids: Sequence[str], step: int) -> None:
-    """Check the trajectories that a rollout source has returned.
-
-    Raises:
-        InvariantError: their tasks are not the requested ones.
-        WeightSyncError: a trajectory has another policy step.
-    """
-    returned_ids = [t.task_id for t in trajectories]
-    if returned_ids != list(task_ids):
-        raise InvariantError(
-            f"the rollout source gave tasks {returned_ids} for {list(task_ids)}; give one rollout per entry"
-        )
-    for t in trajectories:
-        if t.policy_step != step:
-            raise WeightSyncError(
-                f"rollout {t.id} is for policy step {t.policy_step} while the trainer is at {step}; the "
-                "rollout source did not load the last weights"
-            )

@@ -11,7 +11,7 @@ I1 to I17 are listed in docs/specification.md.
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -565,6 +565,15 @@ def set_outcome_parts(trajectory: Trajectory, parts: Sequence[NamedReward], grad
     """Return the rollout with the sum of `parts`, at least one, as its outcome."""
     total = math.fsum(part.value for part in parts)
     return replace(trajectory, outcome=total, outcomes=tuple(parts), grade=grade)
+
+
+def compute_mean_parts(rollouts: Sequence[Iterable[NamedReward]]) -> dict[str, float]:
+    """Return the mean over rollouts of the rewards under each name. If a rollout has a name twice, the sum counts."""
+    totals: dict[str, float] = {}
+    for rewards in rollouts:
+        for reward in rewards:
+            totals[reward.name] = totals.get(reward.name, 0.0) + reward.value
+    return {name: total / len(rollouts) for name, total in totals.items()}
 
 
 def add_outcome_part(trajectory: Trajectory, part: NamedReward) -> Trajectory:

@@ -14,7 +14,15 @@ from statistics import fmean
 from typing import TypeVar
 
 from repl_rl.trajectory.console_text import is_noop
-from repl_rl.trajectory.trajectory import Line, LineStatus, NamedReward, Observed, Sampled, Stop, Trajectory
+from repl_rl.trajectory.trajectory import (
+    Line,
+    LineStatus,
+    Observed,
+    Sampled,
+    Stop,
+    Trajectory,
+    compute_mean_parts,
+)
 
 T = TypeVar("T")
 LIMIT = 32
@@ -122,15 +130,6 @@ def compute_outcome_parts(trajectories: Sequence[Trajectory]) -> dict[str, float
     """Return the mean of each part of the outcome over graded rollouts. It is empty if a single judge gave each
     outcome."""
     return compute_mean_parts([t.outcomes for t in trajectories if t.outcome is not None])
-
-
-def compute_mean_parts(rollouts: Sequence[Iterable[NamedReward]]) -> dict[str, float]:
-    """Return the mean over rollouts of the rewards under each name. If a rollout has a name twice, the sum counts."""
-    totals: dict[str, float] = {}
-    for rewards in rollouts:
-        for reward in rewards:
-            totals[reward.name] = totals.get(reward.name, 0.0) + reward.value
-    return {name: total / len(rollouts) for name, total in totals.items()}
 
 
 def compute_error_rates(trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -22,13 +22,19 @@ from repl_rl.tasks import Task, set_judges
 from repl_rl.tasks.task import WeightedJudge, parse_weighted_judges
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.config_checks import validate_run
-from repl_rl.trajectory.trajectory import LineStatus, NamedReward, Stop, Trajectory, add_outcome_part
+from repl_rl.trajectory.trajectory import (
+    LineStatus,
+    NamedReward,
+    Stop,
+    Trajectory,
+    add_outcome_part,
+    compute_mean_parts,
+)
 from repl_rl.trajectory.trajectory_metrics import (
     OTHER,
     NamedMetrics,
     classify_error,
     compute_error_rates,
-    compute_mean_parts,
     compute_outcome_parts,
     compute_trajectory_metrics,
 )
