@@ -103,7 +103,7 @@ _HOMES = {
     "get_replay_branch_point": "runs.replay",
     "make_reward_to_go": "samplers.retry_with_feedback_sampler",
     "to_text": "runs.store",
-    "train": "trainer.train_setup",
+    "train": "trainer.train",
     "verify_all": "runs.replay",
     "wilson": "evaluation",
     "write_step": "runs.store",

@@ -80,7 +80,7 @@ from repl_rl.trainer.config import TrainerConfig as TrainerConfig
 from repl_rl.trainer.grpo import ReplGRPOTrainer as ReplGRPOTrainer
 from repl_rl.trainer.grpo import TrainerComponents as TrainerComponents
 from repl_rl.trainer.rollout_source import StepRecord as StepRecord
-from repl_rl.trainer.train_setup import train as train
+from repl_rl.trainer.train import train as train
 from repl_rl.trajectory.trajectory import Execution as Execution
 from repl_rl.trajectory.trajectory import Group as Group
 from repl_rl.trajectory.trajectory import HostCall as HostCall

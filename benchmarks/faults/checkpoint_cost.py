@@ -30,7 +30,7 @@ from repl_rl.rollout_config import RolloutConfig
 from repl_rl.trainer.checkpoint_schedule import CheckpointSchedule
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.rollout_source import StepRecord
-from repl_rl.trainer.train_setup import train
+from repl_rl.trainer.train import train
 from repl_rl.trajectory.trajectory import Trajectory
 from repl_rl.utils.stop_signals import handle_stop_signals
 

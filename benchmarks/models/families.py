@@ -30,7 +30,7 @@ from repl_rl.rollout_config import RolloutConfig
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.config_checks import validate_model
 from repl_rl.trainer.rollout_source import StepRecord
-from repl_rl.trainer.train_setup import train
+from repl_rl.trainer.train import train
 from repl_rl.utils.package_data import find_asset
 
 PAGE = Block(RESULTS / "models.md", "models/families")

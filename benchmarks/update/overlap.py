@@ -27,7 +27,7 @@ from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.rollout_source import StepRecord
-from repl_rl.trainer.train_setup import train
+from repl_rl.trainer.train import train
 from repl_rl.trajectory.trajectory import Trajectory
 
 PAGE = Block(RESULTS / "update.md", "update/overlap")

@@ -26,8 +26,8 @@ from repl_rl.trainer.config_checks import validate_gpu_memory, validate_run
 from repl_rl.trainer.plugins.checkpoint import CheckpointManager, TrainingState, open_run
 from repl_rl.trainer.plugins.periodic_evaluation import Evaluation
 from repl_rl.trainer.rollout_source import StepRecord
+from repl_rl.trainer.train import adapt_to_trainer, get_workers_status, open_rollout_client, write_worker_notes
 from repl_rl.trainer.train_loop import run_training
-from repl_rl.trainer.train_setup import adapt_to_trainer, get_workers_status, open_rollout_client, write_worker_notes
 from repl_rl.trajectory.trajectory import Trajectory
 from repl_rl.utils.atomic_files import Json
 from repl_rl.utils.processes import get_rank

@@ -23,7 +23,7 @@ from repl_rl.runs.store.export_formats import TABLE
 from repl_rl.sandbox import jupyter_backend as jupyter
 from repl_rl.sft.select_rollouts import POLICY
 from repl_rl.trainer.plugins.checkpoint import open_run
-from repl_rl.trainer.train_setup import train
+from repl_rl.trainer.train import train
 from repl_rl.utils.atomic_files import OutputFolder, list_contents, open_output_folder
 from repl_rl.utils.file_lock import OWNER, describe_owner, is_locked, lock_folder, read_maker, write_marker
 

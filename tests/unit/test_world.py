@@ -16,7 +16,7 @@ from repl_rl.samplers import load_sampler
 from repl_rl.sandbox import Docker, Limits, Local, Unsafe
 from repl_rl.settings.argument_parser import dump_toml
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.train_setup import train
+from repl_rl.trainer.train import train
 
 PUBLISHED = Path(__file__).parents[2] / "benchmarks" / "results" / "quickstart"
 OLDER = Path(__file__).parents[1] / "stored" / "older_run"

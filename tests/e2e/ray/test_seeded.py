@@ -17,8 +17,8 @@ from repl_rl.rollout import RolloutClient, SyncRollouts
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.rollout_source import StepRecord
+from repl_rl.trainer.train import build_worker_plan
 from repl_rl.trainer.train_loop import run_training
-from repl_rl.trainer.train_setup import build_worker_plan
 from repl_rl.trajectory.trajectory import Trajectory
 from tests.support.processes import wait_for
 from tests.support.strip_timings import untimed

@@ -19,7 +19,7 @@ from repl_rl.runs.store import read_trajectories
 from repl_rl.trainer.checkpoint_schedule import CheckpointSchedule
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.plugins.checkpoint import list_states
-from repl_rl.trainer.train_setup import train
+from repl_rl.trainer.train import train
 from tests.support.trainer.killed_training import model_folder
 from tests.support.trainer.resumed_runs import rows, same
 

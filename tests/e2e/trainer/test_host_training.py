@@ -17,7 +17,7 @@ from repl_rl.trainer import grpo
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.logprobs import TokenColumns, build_token_columns
 from repl_rl.trainer.rollout_source import StepRecord
-from repl_rl.trainer.train_setup import train
+from repl_rl.trainer.train import train
 from repl_rl.trajectory.trajectory import Trajectory
 
 pytest.importorskip("vllm")

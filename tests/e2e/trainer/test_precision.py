@@ -18,8 +18,8 @@ from repl_rl.cli import main
 from repl_rl.engine import ENGINES, Dtype, Engine, EngineOptions, Transformers
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.train import adapt_to_trainer, train
 from repl_rl.trainer.train_loop import load_model, run_training
-from repl_rl.trainer.train_setup import adapt_to_trainer, train
 from tests.support.trainer.grpo_runs import TASKS, ignore, make, run
 from tests.support.trainer.tiny_policies import ReplayedSource, SampledSource, tiny_model, tiny_tokenizer
 

@@ -26,7 +26,7 @@ from repl_rl.rollout.sync_rollouts import SyncRollouts
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.forward_pass import can_pack_rows, compute_logprobs, install_scoring_forward
-from repl_rl.trainer.train_setup import train
+from repl_rl.trainer.train import train
 from repl_rl.trajectory.trajectory import Trajectory
 from tests.support.engine.tiny_models import Host, bench, rollout
 

@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from repl_rl.rollout import RolloutClient
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.rollout_source import StepRecord
+from repl_rl.trainer.train import FollowerRolloutClient, LeaderRolloutWorkers
 from repl_rl.trainer.train_loop import run_training
-from repl_rl.trainer.train_setup import FollowerRolloutClient, LeaderRolloutWorkers
 from repl_rl.trajectory.trajectory import Trajectory
 from tests.support.ray.memory_cluster import TASKS, MemoryCluster, fleet, here
 from tests.support.ray.scripted_workers import RENDERER
