@@ -40,6 +40,7 @@ OLD_MODULES = MappingProxyType(
         "repl_rl.samplers.verifiers_tools": "repl_rl.integrations.verifiers_sampler",
         "repl_rl.tasks.environments": "repl_rl.integrations.verifiers_tasks",
         "repl_rl.trainer.train_setup": "repl_rl.trainer.train",
+        "repl_rl.engine.registry": "repl_rl.engine.engine_configs",
     }
 )
 """Old path to the new one of each moved module that pages and settings named."""
@@ -67,7 +68,7 @@ _RENAMED_FIELDS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "checkpointing": "gradient_checkpointing",
             "save_every": "save_steps",
         },
-        "repl_rl.engine.registry:Vllm": {
+        "repl_rl.engine.engine_configs:Vllm": {
             "threads": "cpu_threads",
             "drive": "request_mode",
         },

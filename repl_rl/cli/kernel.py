@@ -7,7 +7,7 @@ from pathlib import Path
 from jupyter_core.paths import jupyter_data_dir, jupyter_path
 
 from repl_rl.errors import ConfigError
-from repl_rl.sandbox import jupyter_backend as jupyter
+from repl_rl.sandbox import jupyter_kernelspec as jupyter
 from repl_rl.settings.argument_parser import parse
 
 

@@ -61,7 +61,7 @@ class Run:
         check_judges([*self.training, *self.held_out])
         if config.curriculum and len({task.family for task in self.training}) < 2:
             raise ConfigError("curriculum", True, "all tasks are of one family, so it has no effect; leave it out")
-        validate_run(config, config.trainer, len(self.training))
+        validate_run(config, config.trainer, len(self.training), config.workers)
         validate_gpu_memory(config, config.trainer, local=parse_workers(config.workers) is None)
         if self.main:
             config.try_workspaces([*self.training, *self.held_out])

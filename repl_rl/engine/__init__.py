@@ -5,7 +5,7 @@ from pathlib import Path
 
 from repl_rl.engine.base import Chunk, ChunkEnd, Engine, EngineSession, Sampling, Watch
 from repl_rl.engine.config import Dtype, EngineConfig, EngineOptions, KvOnSync
-from repl_rl.engine.registry import RequestMode, ScriptedEngineConfig, Transformers, Vllm
+from repl_rl.engine.engine_configs import RequestMode, ScriptedEngineConfig, Transformers, Vllm
 from repl_rl.engine.scripted_engine import ScriptedEngine, ScriptedPolicy
 from repl_rl.errors import ConfigError
 from repl_rl.settings.component_registry import Registry

@@ -46,6 +46,7 @@ from repl_rl.engine.base import (
     find_chunk_end,
 )
 from repl_rl.engine.config import Dtype, EngineOptions, ModelInfo, read_model_folder
+from repl_rl.engine.engine_configs import RequestMode, Vllm
 from repl_rl.engine.kv_admission import (
     AdmissionQueue,
     KvAdmission,
@@ -54,7 +55,6 @@ from repl_rl.engine.kv_admission import (
     SessionGrowthEstimator,
     shield_call,
 )
-from repl_rl.engine.registry import RequestMode, Vllm
 from repl_rl.engine.transformers_kv_cache import keeps_running_state
 from repl_rl.engine.vllm_subprocess import (
     SILENCE_S,

@@ -24,7 +24,7 @@ import zmq
 
 from repl_rl.errors import ConfigError, SandboxLost
 from repl_rl.sandbox.base import HostCallHandler, Limits, LineResult, validate_line
-from repl_rl.sandbox.line_status import (
+from repl_rl.sandbox.jupyter_wire import (
     ConsoleReply,
     HostCallMessage,
     JupyterWire,

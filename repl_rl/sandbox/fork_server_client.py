@@ -23,7 +23,7 @@ from repl_rl.errors import SandboxFault, SandboxLost, SandboxUnavailable, SetupE
 from repl_rl.sandbox.base import INODES, OPEN_FILES, Limits
 from repl_rl.sandbox.cgroup import CgroupUnavailable, ControlGroup, create_group
 from repl_rl.sandbox.console_client import ConsoleDeath, ConsoleSession, SupervisorClient
-from repl_rl.sandbox.line_status import replace_surrogates
+from repl_rl.sandbox.jupyter_wire import replace_surrogates
 from repl_rl.trajectory.trajectory import WorkspaceContent
 
 FORK_TIMEOUT_S = 30.0

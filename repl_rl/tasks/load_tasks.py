@@ -23,7 +23,7 @@ from repl_rl.tasks.public_benchmarks import (
     make_math500_task,
     make_mbpp_task,
 )
-from repl_rl.tasks.row_to_task import FIELD, TaskRow, is_number, read_rows, read_workspace
+from repl_rl.tasks.read_rows import FIELD, TaskRow, is_number, read_rows, read_workspace
 from repl_rl.tasks.task import FollowUp, Split, Task, get_split, parse_split, parse_weighted_judges
 from repl_rl.tasks.task_source import TaskRequest, TaskSource
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from repl_rl.errors import ConfigError
 from repl_rl.tasks.find_trivial_tests import can_fail, find_check_mistake, find_mistake
 from repl_rl.tasks.parse_assertions import find_isclose_names, qualify_isclose, split_assertion
-from repl_rl.tasks.row_to_task import TaskRow
+from repl_rl.tasks.read_rows import TaskRow
 from repl_rl.tasks.task import Task, fingerprint_question
 from repl_rl.tasks.validate_text import NotPython, parse_python, print_python, validate_utf8
 

@@ -46,14 +46,14 @@ _OPTIMIZER_BYTES = {
 Adafactor keeps hardly any state."""
 
 
-def validate_run(world: RolloutConfig, config: TrainerConfig, tasks: int, fleet: str = "local") -> None:
+def validate_run(rollouts: RolloutConfig, config: TrainerConfig, tasks: int, workers: str = "local") -> None:
     """Check that a run can be trained.
 
     Args:
-        world: policy, tasks, engine, sandbox and limits of the rollouts.
+        rollouts: policy, tasks, engine, sandbox and limits of the rollouts.
         config: settings of the update.
         tasks: number of tasks to draw from.
-        fleet: place of the rollouts, `local` or `ray`.
+        workers: place of the rollouts, `local` or `ray`.
 
     Raises:
         ConfigError: there are too few tasks; sampler, prompt and policy do not fit each other; a setting of the update
@@ -63,33 +63,33 @@ def validate_run(world: RolloutConfig, config: TrainerConfig, tasks: int, fleet:
     if tasks < config.prompts_per_step:
         remedy = f"a step takes {config.prompts_per_step} different ones; give more tasks, or lower it"
         raise ConfigError("training tasks", tasks, f"{remedy} (--trainer.prompts-per-step)")
-    _validate_async_setup(world, config)
-    _validate_gpu_use(world, fleet)
+    _validate_async_setup(rollouts, config)
+    _validate_gpu_use(rollouts, workers)
     check_machine(config)
     config.compute_batch_shape(get_world_size())
     validate_fsdp(get_world_size(), config.lora_rank)
     # A group judge compares the rollouts of a group, which therefore must run in one process.
-    if world.group_judge and config.prompts_per_step % get_world_size():
+    if rollouts.group_judge and config.prompts_per_step % get_world_size():
         remedy = (
             f"each of {get_world_size()} processes must play whole groups; give a multiple of that many prompts a step"
         )
         raise ConfigError("group_judge with prompts_per_step", config.prompts_per_step, remedy)
     build_credit_config(config)
-    _, renderer = world.load_sampler_and_renderer()
-    validate_model(world.model_folder, ENGINES.resolve(world.engine), config, lambda: renderer.forbidden_ids)
+    _, renderer = rollouts.load_sampler_and_renderer()
+    validate_model(rollouts.model_folder, ENGINES.resolve(rollouts.engine), config, lambda: renderer.forbidden_ids)
 
 
-def _validate_async_setup(world: RolloutConfig, config: TrainerConfig) -> None:
+def _validate_async_setup(rollouts: RolloutConfig, config: TrainerConfig) -> None:
     """Check that sampler and trainer can work at the same time if rollouts are async.
 
     Without async rollouts, check that no setting is given that only they use.
     """
-    engine = ENGINES.resolve(world.engine)
-    if world.kv_on_sync == "keep" and not config.max_staleness_steps:
+    engine = ENGINES.resolve(rollouts.engine)
+    if rollouts.kv_on_sync == "keep" and not config.max_staleness_steps:
         remedy = (
             "without trainer.max_staleness_steps no rollout is in flight at a sync; give that too, or leave this out"
         )
-        raise ConfigError("kv_on_sync", world.kv_on_sync, remedy)
+        raise ConfigError("kv_on_sync", rollouts.kv_on_sync, remedy)
     # Find a reason that sampler and trainer cannot run at the same time.
     without = None
     if get_world_size() > 1:
@@ -100,9 +100,9 @@ def _validate_async_setup(world: RolloutConfig, config: TrainerConfig) -> None:
         raise ConfigError("trainer.max_staleness_steps", config.max_staleness_steps, f"{without}, or leave it at 0")
 
 
-def _validate_gpu_use(world: RolloutConfig, fleet: str) -> None:
+def _validate_gpu_use(rollouts: RolloutConfig, workers: str) -> None:
     """Check that the engine leaves no GPU of a worker idle; the needs of user-defined engines are unknown."""
-    engine, chosen = ENGINES.resolve(world.engine), parse_workers(fleet)
+    engine, chosen = ENGINES.resolve(rollouts.engine), parse_workers(workers)
     if chosen is not None and chosen.gpus_per_worker > 1 and isinstance(engine, Vllm | Transformers):
         remedy = f"the engine {engine.kind} samples on one GPU, and the others of a node would be idle; leave it at 1"
         raise ConfigError("workers.gpus_per_worker", chosen.gpus_per_worker, remedy)
@@ -175,14 +175,14 @@ def read_gpu_memory() -> GpuMemory | None:
 
 
 def validate_gpu_memory(
-    world: RolloutConfig, config: TrainerConfig, local: bool = True, memory: GpuMemory | None = None
+    rollouts: RolloutConfig, config: TrainerConfig, local: bool = True, memory: GpuMemory | None = None
 ) -> None:
     """Refuse a run whose weights, gradients, optimizer, reference model and KV cache exceed the GPU's free memory.
 
     Activations are not counted. Nothing is checked on a CPU, or under FSDP and DeepSpeed, which shard the weights.
 
     Args:
-        world: rollout config with the policy and its engine.
+        rollouts: rollout config with the policy and its engine.
         config: settings of the update.
         local: True if this process samples rollouts.
         memory: memory of the GPU. None reads it.
@@ -194,14 +194,16 @@ def validate_gpu_memory(
     if memory is None or is_fsdp_requested() or os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
         return
     # None: workers sample, so this GPU holds no engine.
-    engine = ENGINES.resolve(world.engine) if local else None
+    engine = ENGINES.resolve(rollouts.engine) if local else None
     vllm, thing, free = isinstance(engine, Vllm), "free memory of the GPU", f"{memory.free / _GIB:.4g} GiB"
     # vLLM compares free memory with its share at the start, even if `kv_cache_gib` limits what it takes.
     if vllm and memory.free < _VLLM_SHARE * memory.total:
         remedy = f"vLLM starts only where {_VLLM_SHARE:.0%} of {memory.total / _GIB:.4g} GiB are free; end what else "
         raise ConfigError(thing, free, f"{remedy}runs there, or choose --engine transformers")
-    model, sleeps = load_skeleton(world.model_folder).model, isinstance(engine, Vllm) and engine.sleep
-    weights = sum(w.numel() for w in model.parameters()) * _DTYPE_BYTES[choose_sampler_dtype(config.dtype, world.dtype)]
+    model, sleeps = load_skeleton(rollouts.model_folder).model, isinstance(engine, Vllm) and engine.sleep
+    weights = (
+        sum(w.numel() for w in model.parameters()) * _DTYPE_BYTES[choose_sampler_dtype(config.dtype, rollouts.dtype)]
+    )
     trainer, sampler = count_trainer_bytes(model, config), _count_sampler_bytes(engine, weights, memory.total)
     # A vLLM that sleeps leaves the GPU to the trainer during the update, so gradients and vLLM never need room at once.
     # The run needs the larger of the two phases.

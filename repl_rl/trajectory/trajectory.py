@@ -550,9 +550,9 @@ class OutcomeClaims:
             ConfigError: the value is not finite, or the name is empty.
         """
         if not math.isfinite(value):
-            raise ConfigError(f"episode.outcome(name={name!r})", value, "give a finite number")
+            raise ConfigError(f"episode.set_outcome(name={name!r})", value, "give a finite number")
         if not name.strip():
-            raise ConfigError("episode.outcome(), name", name, "give a name that says what it is for")
+            raise ConfigError("episode.set_outcome(), name", name, "give a name that says what it is for")
         reward = NamedReward(name, float(value))
         return replace(self, added=(*self.added, reward)) if add else replace(self, value=reward)
 

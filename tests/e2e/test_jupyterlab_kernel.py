@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.sandbox import jupyter_backend as kernelspec
+from repl_rl.sandbox import jupyter_kernelspec as kernelspec
 from tests.e2e.test_jupyterlab import jupyter
 from tests.support.chromium import SHIFT, Tab, chromium
 

@@ -33,7 +33,7 @@ from repl_rl.tasks import (
     load_tasks,
 )
 from repl_rl.tasks.generated_tasks import generate
-from repl_rl.tasks.row_to_task import TaskRow, is_number
+from repl_rl.tasks.read_rows import TaskRow, is_number
 
 ALL = (*EASY, *HARD)
 

@@ -33,9 +33,9 @@ from jupyter_kernel_client.wsclient import KernelWebSocketClient
 from repl_rl.errors import ConfigError, SandboxFault, SandboxLost, SandboxUnavailable, SetupError
 from repl_rl.sandbox.base import INODES, OPEN_FILES, HostCallHandler, Limits, LineResult, SandboxOptions, validate_line
 from repl_rl.sandbox.console_pool import PATIENCE_S, ConsolePool
-from repl_rl.sandbox.jupyter_backend import NAME
 from repl_rl.sandbox.jupyter_gateway.gateway_address import TOKEN, URL, GatewayAddress
-from repl_rl.sandbox.line_status import (
+from repl_rl.sandbox.jupyter_kernelspec import NAME
+from repl_rl.sandbox.jupyter_wire import (
     MalformedReply,
     PendingCell,
     make_result_from_exit,

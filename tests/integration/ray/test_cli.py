@@ -54,6 +54,13 @@ def test_gpus_that_an_engine_would_leave_idle_are_refused_before_anything_opens(
         validate_run(config, config.trainer, 512, config.workers)
 
 
+def test_the_command_refuses_them_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "runs"
+    assert main(["train", "--out", str(out), "--workers", "ray", "--workers.gpus-per-worker", "2"]) == 2
+    assert "workers.gpus_per_worker is 2; the engine vllm samples on one GPU" in capsys.readouterr().err
+    assert not out.exists()
+
+
 def told_of(run: Path) -> dict[str, object]:
     """What a run's file says of its nodes now."""
     told: dict[str, object] = json.loads((run / STATUS).read_text())

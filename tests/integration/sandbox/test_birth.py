@@ -6,7 +6,7 @@ from pathlib import Path
 
 import zmq
 
-from repl_rl.sandbox.line_status import ConsoleReply, JupyterWire
+from repl_rl.sandbox.jupyter_wire import ConsoleReply, JupyterWire
 from repl_rl.utils.package_data import find_asset
 
 KEY = "k" * 64

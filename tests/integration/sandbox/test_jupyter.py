@@ -11,7 +11,7 @@ import zmq
 from jupyter_client.manager import KernelManager
 
 from repl_rl.sandbox.conformance.isolation import HOMES
-from repl_rl.sandbox.line_status import JupyterWire
+from repl_rl.sandbox.jupyter_wire import JupyterWire
 from tests.support.processes import wait_for
 from tests.support.sandbox.kernel_client import TIMEOUT_S, Client, installed, launched, started
 

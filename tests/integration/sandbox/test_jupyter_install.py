@@ -10,7 +10,7 @@ import pytest
 from jupyter_client.kernelspec import KernelSpecManager
 
 from repl_rl.cli import main
-from repl_rl.sandbox import jupyter_backend as jupyter
+from repl_rl.sandbox import jupyter_kernelspec as jupyter
 from tests.support.sandbox.kernel_client import started
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import jupyter_kernel_test
 import pytest
 
-from repl_rl.sandbox import jupyter_backend as jupyter
+from repl_rl.sandbox import jupyter_kernelspec as jupyter
 from tests.support.sandbox.kernel_client import installed
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.sandbox import jupyter_backend as jupyter
+from repl_rl.sandbox import jupyter_kernelspec as jupyter
 from repl_rl.sandbox.jupyter_gateway.gateway_address import TOKEN, URL
 
 SERVER, KERNEL_GATEWAY = "jupyter_server", "kernel_gateway"

@@ -11,7 +11,7 @@ import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
-from repl_rl.sandbox import jupyter_backend as jupyter
+from repl_rl.sandbox import jupyter_kernelspec as jupyter
 
 TIMEOUT_S = 60.0
 Content = dict[str, object]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repl_rl.sandbox.base import Limits
-from repl_rl.sandbox.line_status import (
+from repl_rl.sandbox.jupyter_wire import (
     DELIMITER,
     MAX_ANSWER_CHARS,
     ConsoleReply,

@@ -1,0 +1,26 @@
+"""Pages and examples use members that exist, by their present names."""
+
+import re
+
+import pytest
+
+from repl_rl import RolloutConfig, Rollouts, Trajectory
+from repl_rl.rollout.episode import Episode
+from tests.support.documents import PAGES, ROOT
+
+TYPES = {"episode": Episode, "rollouts": Rollouts, "trajectory": Trajectory, "world": RolloutConfig}
+"""Name of a variable in pages -> its type."""
+
+
+@pytest.mark.parametrize("page", sorted(PAGES))
+def test_a_page_names_members_that_exist_under_their_present_names(page: str) -> None:
+    used = re.findall(r"(?<![\w./])(episode|rollouts|trajectory|world)\.(?!json|md|py)([a-z]\w*)", PAGES[page])
+    wrong = [f"{name}.{member}" for name, member in used if not hasattr(TYPES[name], member)]
+    fields = {f"{name}.{field}" for name, kind in TYPES.items() for field in getattr(kind, "__annotations__", {})}
+    assert [each for each in wrong if each not in fields] == []
+
+
+def test_the_page_of_the_debugger_stops_at_the_marked_line() -> None:
+    lines = (ROOT / "examples" / "debug_one_rollout.py").read_text().splitlines()
+    (number,) = [number for number, line in enumerate(lines, 1) if line.endswith("# BREAKPOINT")]
+    assert f"(Pdb) break {number}\n" in PAGES["docs/debugging.md"]
