@@ -98,6 +98,8 @@ def train(
     validate_run(rollout_config, trainer_config, len(tasks), workers)
     validate_gpu_memory(rollout_config, trainer_config, local=parse_workers(workers) is None)
     rollout_config.try_workspaces(tasks)
+    if main:
+        warn_about_learning_rate(rollout_config, trainer_config)
     settings = dump_toml(rollout_config) + dump_toml(trainer_config, "trainer")
     folder = RunFolder(out, overwrite=False, resume=resume, main=main)
     if resume and folder.exists and main:
@@ -135,6 +137,20 @@ def train(
         if main:
             run_log.write_summary(source, rollout_config.policy, trainer_config.steps)
     return final
+
+
+def warn_about_learning_rate(rollout_config: RolloutConfig, config: TrainerConfig) -> None:
+    """Log a warning if another model than the bundled policy gets the learning rate of the bundled policy.
+
+    The command chooses the rate by the model. Python code has the defaults of the class.
+    """
+    if config.learning_rate == TrainerConfig().learning_rate and not rollout_config.is_bundled_kind:
+        log.warning(
+            "learning_rate is %g, the default for the bundled policy, and it ruins most pretrained models; for %s set "
+            "TrainerConfig(learning_rate=...) to about 1e-6, or to 1e-5 with lora_rank",
+            config.learning_rate,
+            rollout_config.model,
+        )
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """Defaults follow the model: the bundled policy's kind has its own, any other model those of a pretrained one."""
 
 import json
+import re
 import shutil
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -292,6 +293,19 @@ def test_a_policy_is_of_the_bundled_kind_by_its_shape_and_vocabulary(
     (tmp_path / "empty").mkdir()
     others = [tmp_path / name for name in ("renamed", "wide", "broken", "empty")]
     assert not any(map(is_bundled_kind, (*others, *models.values())))
+
+
+def test_python_code_is_warned_of_the_learning_rate_of_another_model(
+    models: Mapping[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    pretrained = RolloutConfig(model=str(next(iter(models.values()))))
+    warn_about_learning_rate(RolloutConfig(), TrainerConfig())
+    warn_about_learning_rate(pretrained, TrainerConfig(learning_rate=1e-6))
+    assert caplog.text == ""
+    warn_about_learning_rate(pretrained, TrainerConfig())
+    assert f"learning_rate is 0.0005, the default for the bundled policy, .* for {pretrained.model} set" in re.sub(
+        "and it .*; for", ".* for", caplog.text
+    )
 
 
 @pytest.mark.parametrize("command", ["train", "sft", "eval", "serve", "chat", "rollout", "transcripts"])
