@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from benchmarks.credit.conditions import CONDITIONS
 from benchmarks.credit.findings import DEFAULT, asked_again, findings, found_again
 from benchmarks.credit.power import smallest_difference
 from benchmarks.generated_blocks import ROOT, Block, Report, points
@@ -121,7 +122,9 @@ def _replications(again: Mapping[str, tuple[Report, Report]]) -> str:
                 points(report["figures"]["conditions"][name]["difference"]["train_solve_rate"])
                 for report in (first, other)
             )
-            cells = f"`{first['settings']['regime']}` | `{name}` | {' | '.join(came_to)} | {other['seeds']}"
+            cells = (
+                f"`{first['settings']['regime']}` | {_show_condition(name)} | {' | '.join(came_to)} | {other['seeds']}"
+            )
             rows.append(f"| {cells} | {'yes' if name in found else 'no'} |\n")
     if not rows:
         return ""
@@ -163,3 +166,9 @@ def _between(values: Sequence[float], text: str) -> str:
         return ""
     least, most = (f"{value:.1f}" for value in (min(values), max(values)))
     return text.format(least if least == most else f"{least} to {most}")
+
+
+def _show_condition(name: str) -> str:
+    """Return the name of a condition, and whether this version can train it."""
+    removed = any(condition.removed for condition in CONDITIONS if condition.name == name)
+    return f"`{name}` (removed)" if removed else f"`{name}`"
