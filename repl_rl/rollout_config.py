@@ -1,8 +1,8 @@
 """Rollout config: policy, tasks, engine, sandbox and limits as one value, which opens rollouts or consoles.
 
-    world = RolloutConfig(engine="transformers", concurrency=8)
-    async with world.open_rollouts() as rollouts: ...     # policy, engine and consoles, opened together
-    async with world.open_consoles() as sandbox: ...      # the consoles alone, with the same limits and preloads
+    config = RolloutConfig(engine="transformers", concurrency=8)
+    async with config.open_rollouts() as rollouts: ...     # policy, engine and consoles, opened together
+    async with config.open_consoles() as sandbox: ...      # the consoles alone, with the same limits and preloads
 
 `RolloutConfig.from_run(run)` is the config of a stored run. Functions below the class read stored runs, and check that
 their settings run no code of a stranger.
@@ -207,12 +207,12 @@ class RolloutConfig:
         # Refuse foreign code before anything reads these settings.
         if not trust:
             validate_recorded_settings(own, str(folder / "config.toml") if folder else "settings")
-        world = _read_recorded_config(folder, own, sandbox, trust)
-        if engine is not None and engine != ENGINES.resolve(world.engine).kind:
-            world = replace(world, engine=engine)
+        rollout_config = _read_recorded_config(folder, own, sandbox, trust)
+        if engine is not None and engine != ENGINES.resolve(rollout_config.engine).kind:
+            rollout_config = replace(rollout_config, engine=engine)
         trained = folder / "checkpoints" / "final" if folder else None
-        policy = model or (str(trained) if trained and trained.is_dir() else world.model)
-        return replace(world, model=policy, trust=trust)
+        policy = model or (str(trained) if trained and trained.is_dir() else rollout_config.model)
+        return replace(rollout_config, model=policy, trust=trust)
 
     @classmethod
     def from_run_consoles(
@@ -477,18 +477,20 @@ def find_run_folder(run: Path) -> Path | None:
     return next((place for place in places if (place / "config.toml").is_file()), None)
 
 
-def find_recorded_task(run: Path, id: str, world: RolloutConfig) -> Task | None:
+def find_recorded_task(run: Path, id: str, rollout_config: RolloutConfig) -> Task | None:
     """Return the task of that id among those that a stored run loaded, with its config, or None if it is not there."""
     folder = find_run_folder(run)
     said = load_toml(folder / "config.toml") if folder else {}
     validation = str(said.get("validation", ""))
-    if not world.trust:
+    if not rollout_config.trust:
         validate_recorded_settings({"tasks": validation}, str(run))
     # A separate validation source is used whole; otherwise both sides are splits of one source.
     sides = ((Split.ALL, ""), (Split.ALL, validation)) if validation else ((Split.TRAIN, ""), (Split.HELD_OUT, ""))
     for (split, tasks), name in zip(sides, ("train_tasks", "eval_tasks"), strict=True):
         count = said.get(name)
-        drawn = replace(world, tasks=tasks or world.tasks).draw_tasks(split, count if isinstance(count, int) else None)
+        drawn = replace(rollout_config, tasks=tasks or rollout_config.tasks).draw_tasks(
+            split, count if isinstance(count, int) else None
+        )
         if (found := next((task for task in drawn if task.id == id), None)) is not None:
             return found
     return None
@@ -525,34 +527,34 @@ def _read_recorded_config(
     Replace its sandbox by `sandbox`, or else restrict it to what a stranger may choose.
     """
     where = str(folder / "config.toml") if folder else "settings"
-    world = read_table(RolloutConfig, own, where)
+    rollout_config = read_table(RolloutConfig, own, where)
     if not trust:
-        _refuse_unrecorded(world, own, where)
+        _refuse_unrecorded(rollout_config, own, where)
     # Choose the sandbox: that of the caller, or the run's if it isolates.
-    theirs = SANDBOXES.resolve(world.sandbox)
-    _warn_about_limits(world.limits, where)
+    theirs = SANDBOXES.resolve(rollout_config.sandbox)
+    _warn_about_limits(rollout_config.limits, where)
     if isinstance(sandbox, SandboxConfig):
-        return replace(world, sandbox=sandbox)
+        return replace(rollout_config, sandbox=sandbox)
     if sandbox is not None and sandbox != theirs.kind:
-        return replace(world, sandbox=SANDBOXES.resolve(sandbox))
+        return replace(rollout_config, sandbox=SANDBOXES.resolve(sandbox))
     if trust and theirs.isolates and not theirs.is_remote:
-        return world
+        return rollout_config
     if sandbox is None:
         theirs.validate_recorded_choice(where)
     # The user named only the kind, so use its default image and runtime.
-    return replace(world, sandbox=theirs.with_default_image())
+    return replace(rollout_config, sandbox=theirs.with_default_image())
 
 
-def _refuse_unrecorded(world: RolloutConfig, own: Mapping[str, object], where: str) -> None:
+def _refuse_unrecorded(rollout_config: RolloutConfig, own: Mapping[str, object], where: str) -> None:
     """Check the config that was read as `validate_recorded_settings` checks its table, so that no other way in exists.
 
     Raises:
         ConfigError: a setting names code, or the prompt is not the one that `own` records.
     """
-    validate_recorded_settings({name: getattr(world, name) for name in (*_CODE, "tasks")}, where)
+    validate_recorded_settings({name: getattr(rollout_config, name) for name in (*_CODE, "tasks")}, where)
     # A file was replaced by its text, so compare with the record, which names no file.
-    if world.prompt != own.get("prompt", RolloutConfig.prompt):
-        raise ConfigError(f"prompt in {where}", world.prompt, "the run does not record it; leave it out")
+    if rollout_config.prompt != own.get("prompt", RolloutConfig.prompt):
+        raise ConfigError(f"prompt in {where}", rollout_config.prompt, "the run does not record it; leave it out")
 
 
 def _warn_about_limits(limits: Limits, where: str) -> None:

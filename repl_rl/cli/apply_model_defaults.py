@@ -82,16 +82,16 @@ def apply_model_defaults(
 
 def apply_defaults(
     asked: ParsedSettings[T],
-    world: RolloutConfig,
+    rollout_config: RolloutConfig,
     recorded: Path | None = None,
     update: Callable[[T], UpdateInfo] = describe_no_update,
     gpus: GpuInfo | None = None,
     tell: Callable[[str], None] = print_line,
 ) -> T:
     """Apply the policy's defaults to settings other than `RolloutConfig`. See `apply_model_defaults`."""
-    if world.is_bundled_kind:
+    if rollout_config.is_bundled_kind:
         return asked.config
-    folder, model = world.model_folder, world.model
+    folder, model = rollout_config.model_folder, rollout_config.model
     log = tell if get_rank() == 0 else lambda line: None
     own = gpus or LocalGpuInfo()
     # Tokens with text after a newline do not matter here, so use the option that accepts every vocabulary.

@@ -29,9 +29,9 @@ _SURE_SHARE = 0.25
 are the shortest."""
 
 
-def describe_opening(world: RolloutConfig) -> str:
+def describe_opening(rollout_config: RolloutConfig) -> str:
     """Return the line that precedes the opening of engine and sandbox, which takes up to minutes."""
-    engine, sandbox = ENGINES.resolve(world.engine), SANDBOXES.resolve(world.sandbox)
+    engine, sandbox = ENGINES.resolve(rollout_config.engine), SANDBOXES.resolve(rollout_config.sandbox)
     return f"opening engine {engine.kind} and sandbox {sandbox.kind} ..."
 
 

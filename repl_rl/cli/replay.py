@@ -322,9 +322,9 @@ def _sample_branches(config: ReplayConfig, entry: CreditedTrajectory, console: C
     chosen = RolloutConfig.from_run(
         config.file, sandbox=config.sandbox, engine=config.engine, model=config.model, trust=config.trust
     )
-    world = replace(chosen, concurrency=config.branch)
-    task = find_recorded_task(config.file, trajectory.task_id, world)
-    with SyncRollouts(world.open_rollouts, {}) as source:
+    rollout_config = replace(chosen, concurrency=config.branch)
+    task = find_recorded_task(config.file, trajectory.task_id, rollout_config)
+    with SyncRollouts(rollout_config.open_rollouts, {}) as source:
         found: Branches = source.run(branch(source.rollouts, start, task, config.branch, config.temperature))
     for each in found.trajectories:
         console.print(format_transcript(each))

@@ -84,10 +84,13 @@ def _check_sampler(name: str, asked: ParsedSettings[SamplerCheckConfig]) -> int:
     # Without --model, the checks use the tokenizer of the bundled policy.
     config, renderer = asked.config, None
     if config.model is not None:
-        world = RolloutConfig(model=config.model)
-        config = apply_defaults(asked, world)
+        rollout_config = RolloutConfig(model=config.model)
+        config = apply_defaults(asked, rollout_config)
         renderer = Renderer.from_folder(
-            world.model_folder, config.newline_tokens, config.chat_template_kwargs, prompt_space=config.prompt_space
+            rollout_config.model_folder,
+            config.newline_tokens,
+            config.chat_template_kwargs,
+            prompt_space=config.prompt_space,
         )
     rows = run_checks(sampler, renderer, config.prompt, config.timeout_s)
     table = Table("promise", "kept", "detail", title=f"sampler {name}")

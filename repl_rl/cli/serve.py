@@ -122,7 +122,7 @@ def main(argv: Sequence[str]) -> int:
     from repl_rl.serve.http_server import TurnServer, is_loopback, open_listening_socket, raise_file_limit
 
     config = apply_model_defaults(asked, tell=print_to_stderr)
-    world, keys = config.served_config, read_keys(config.keys)
+    rollout_config, keys = config.served_config, read_keys(config.keys)
     raise_file_limit()
     # Take the port, and check who can reach it, before the engine opens, which may take minutes.
     found = open_listening_socket(config.host, config.port)
@@ -141,7 +141,9 @@ def main(argv: Sequence[str]) -> int:
     bounds = ServerLimits(
         config.concurrency, config.max_waiting, config.max_conversations, config.conversation_timeout_s
     )
-    serving = TurnServer(world.open_rollouts, found, config.model_name, bounds, keys, config.shutdown_timeout_s)
+    serving = TurnServer(
+        rollout_config.open_rollouts, found, config.model_name, bounds, keys, config.shutdown_timeout_s
+    )
 
     def print_ready() -> None:
         print(f"http://{shown}:{port}/v1 serves {config.model_name}    (interrupt to stop)", flush=True)

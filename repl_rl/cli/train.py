@@ -194,13 +194,15 @@ class TrainingProgress:
         self._rollouts = self._start_rollouts(self._title)
 
 
-def build_initial_summary(world: RolloutConfig, facts: RuntimeInfo, steps: int, held_out: int) -> dict[str, Json]:
+def build_initial_summary(
+    rollout_config: RolloutConfig, facts: RuntimeInfo, steps: int, held_out: int
+) -> dict[str, Json]:
     """Return the summary of a run before its first step. `held_out` is the number of its evaluation tasks."""
     return {
         "status": "running",
-        "model": world.policy.reference,
-        "model_folder": str(world.model_folder),
-        "model_fallback": world.policy.fallback,
+        "model": rollout_config.policy.reference,
+        "model_folder": str(rollout_config.model_folder),
+        "model_fallback": rollout_config.policy.fallback,
         "engine": facts.engine,
         "engine_fallback": facts.engine_fallback,
         "update_fallbacks": [],

@@ -128,9 +128,9 @@ def main(argv: Sequence[str]) -> int:
     """Run the command and return the exit code."""
     asked = parse_with_sources(TranscriptsConfig, "transcripts", argv)
     refuse_without_effect(asked)
-    world = RolloutConfig(model=asked.config.model)
-    folder = world.model_folder
-    config = apply_defaults(asked, world)
+    rollout_config = RolloutConfig(model=asked.config.model)
+    folder = rollout_config.model_folder
+    config = apply_defaults(asked, rollout_config)
     # Resolve what depends on the model or the clock, so that the recorded settings reproduce the transcripts.
     date = resolve_date(config.date, folder, None)
     space = resolve_prompt_space(config.prompt_space, folder, None)

@@ -108,7 +108,7 @@ class TrainerConfig:
     """Steps whose rollouts run while the policy is updated, >= 0; 0 alternates rollouts and update. The engine loads
     new weights between two lines. So a line is at most this many steps older than the policy that trains on it, unless
     `group_sampling` is a window."""
-    group_sampling: Annotated[str, _has_options("group_sampling", lambda: PLANS)] = ""
+    group_sampling: Annotated[str, _has_options("group_sampling", lambda: GROUP_SAMPLING_TYPES)] = ""
     """Group sampling. dynamic_sampling replaces groups whose outcomes are all equal, in at most max_rounds = 2 rounds.
     With `max_staleness_steps`, fifo_window takes the groups that finish first, among in_flight_share = 0.3 of the
     groups in flight. "" samples each group once."""
@@ -310,7 +310,7 @@ def build_fifo_window(*, in_flight_share: Annotated[float, Above(0, at_most=1)] 
     return FifoWindowOptions(in_flight_share)
 
 
-PLANS: Mapping[str, Callable[..., GroupSamplingOptions]] = {
+GROUP_SAMPLING_TYPES: Mapping[str, Callable[..., GroupSamplingOptions]] = {
     "dynamic_sampling": build_dynamic_sampling,
     "fifo_window": build_fifo_window,
 }
@@ -320,8 +320,8 @@ def parse_group_sampling(text: str) -> GroupSamplingOptions | None:
     """Parse `trainer.group_sampling`; an empty text returns None. Raises as `parse_loss`."""
     if not text:
         return None
-    named = parse_known_name("trainer.group_sampling", text, PLANS)
-    return named.bind_options("trainer.group_sampling", PLANS[named.name])()
+    named = parse_known_name("trainer.group_sampling", text, GROUP_SAMPLING_TYPES)
+    return named.bind_options("trainer.group_sampling", GROUP_SAMPLING_TYPES[named.name])()
 
 
 def build_k3_args(*, beta: Positive = 0.04) -> TrlArguments:
@@ -544,12 +544,12 @@ def parse_importance(text: str) -> tuple[str, ImportanceCorrection]:
 
 def build_importance_args(text: str) -> TrlArguments:
     """Return TRL's arguments for `trainer.importance_sampling`. Raises as `parse_importance`."""
-    name, apart = parse_importance(text)
+    name, correction = parse_importance(text)
     # TRL computes a correction in any case. For `none`, `apply_importance_correction` replaces its ratios by 1.
     return {
         "vllm_importance_sampling_mode": "token_mask" if name in ("token_mask", "token_band") else "token_truncate",
-        "vllm_importance_sampling_clip_max": apart.cap,
-        "vllm_importance_sampling_clip_min": apart.low,
+        "vllm_importance_sampling_clip_max": correction.cap,
+        "vllm_importance_sampling_clip_min": correction.low,
     }
 
 

@@ -182,12 +182,12 @@ class _RunLogger:
 
 
 def open_rollout_client(
-    world: RolloutConfig, tasks: Mapping[str, Task], workers: str, rank: int = 0
+    rollout_config: RolloutConfig, tasks: Mapping[str, Task], workers: str, rank: int = 0
 ) -> AbstractContextManager[RolloutClient]:
     """Return the rollout source of a run, as a context manager.
 
     Args:
-        world: rollout config, opened in this process or in every worker.
+        rollout_config: rollout config, opened in this process or in every worker.
         tasks: training tasks, by id.
         workers: `local`, `ray` or `ray://HOST:PORT`, with options in parentheses.
         rank: rank of this process among those that train together.
@@ -197,39 +197,48 @@ def open_rollout_client(
     """
     options = parse_workers(workers)
     if options is None:
-        return SyncRollouts(partial(world.open_rollouts, rank), tasks)
+        return SyncRollouts(partial(rollout_config.open_rollouts, rank), tasks)
     # Rank 0 owns the workers, and the other ranks get their rollouts from it.
     if rank:
-        _, renderer = world.load_sampler_and_renderer()
+        _, renderer = rollout_config.load_sampler_and_renderer()
         return FollowerRolloutClient(renderer.forbidden_ids, tasks)
     kind = RolloutWorkers if get_world_size() == 1 else LeaderRolloutWorkers
-    return kind(_connect_to_ray(options), build_worker_plan(world, options), tasks)
+    return kind(_connect_to_ray(options), build_worker_plan(rollout_config, options), tasks)
 
 
-def adapt_to_trainer(world: RolloutConfig, trainer: TrainerConfig) -> RolloutConfig:
-    """Return `world` with a number format of the sampler whose log probabilities the trainer can check."""
-    return replace(world, dtype=choose_sampler_dtype(trainer.dtype, world.dtype))
+def adapt_to_trainer(rollout_config: RolloutConfig, trainer: TrainerConfig) -> RolloutConfig:
+    """Return `rollout_config` with a number format of the sampler whose log probabilities the trainer can check."""
+    return replace(rollout_config, dtype=choose_sampler_dtype(trainer.dtype, rollout_config.dtype))
 
 
 def build_worker_plan(
-    world: RolloutConfig, options: RayOptions, timeouts: WorkerTimeouts | None = None, shared: bool = True
+    rollout_config: RolloutConfig, options: RayOptions, timeouts: WorkerTimeouts | None = None, shared: bool = True
 ) -> WorkerPlan:
     """Return the plan of a worker pool. Raises ConfigError: sampler, prompt and policy do not fit each other."""
-    sampler, _ = world.load_sampler_and_renderer()
+    sampler, _ = rollout_config.load_sampler_and_renderer()
     limits = timeouts or WorkerTimeouts(no_worker_timeout_s=options.startup_timeout_s)
-    host = bool(world.host_functions)
+    host = bool(rollout_config.host_functions)
     return WorkerPlan(
-        build_worker_setup(world), sampler, world.rollout, host, world.concurrency, options.max_workers, limits, shared
+        build_worker_setup(rollout_config),
+        sampler,
+        rollout_config.rollout,
+        host,
+        rollout_config.concurrency,
+        options.max_workers,
+        limits,
+        shared,
     )
 
 
-def build_worker_setup(world: RolloutConfig) -> WorkerSetup:
-    """Return the settings by which a worker opens `world`, without other settings of the run."""
+def build_worker_setup(rollout_config: RolloutConfig) -> WorkerSetup:
+    """Return the settings by which a worker opens `rollout_config`, without other settings of the run."""
     # The settings of a command are a subclass of `RolloutConfig`, and a worker needs only the fields of
     # `RolloutConfig`.
-    values = {field.name: getattr(world, field.name) for field in fields(RolloutConfig)}
-    if world.model != BUNDLED and Path(world.model).exists():
-        values["model"] = str(world.model_folder.absolute())  # a name on the hub is resolved on each machine instead
+    values = {field.name: getattr(rollout_config, field.name) for field in fields(RolloutConfig)}
+    if rollout_config.model != BUNDLED and Path(rollout_config.model).exists():
+        values["model"] = str(
+            rollout_config.model_folder.absolute()
+        )  # a name on the hub is resolved on each machine instead
     # A worker starts in the same folder and finds the same modules, so that it can load code of the user.
     opener = pickle.dumps(partial(RolloutConfig(**values).open_rollouts, 0))
     return WorkerSetup(opener, 0, os.getcwd(), tuple(path for path in sys.path if path))

@@ -69,7 +69,13 @@ def test_the_estimator_of_the_page_pays_each_token_of_a_rollout_alike(
 
 def test_the_page_names_every_loss_optimizer_and_schedule_that_there_is() -> None:
     named = set(re.findall(r"`(\w+)[`(]", PAGE))
-    assert named >= {*choices.LOSSES, *choices.KLS, *choices.PLANS, *choices.OPTIMIZERS, *choices.SCHEDULES}
+    assert named >= {
+        *choices.LOSSES,
+        *choices.KLS,
+        *choices.GROUP_SAMPLING_TYPES,
+        *choices.OPTIMIZERS,
+        *choices.SCHEDULES,
+    }
 
 
 def test_a_trained_weight_takes_the_bytes_that_the_page_says() -> None:

@@ -8,7 +8,7 @@ import pytest
 from repl_rl.cli.train import TrainConfig
 from repl_rl.credit.advantage_estimators import ESTIMATORS
 from repl_rl.settings.removed_settings import REMOVED_TYPES
-from repl_rl.trainer.config import IMPORTANCES, KLS, LOSSES, OPTIMIZERS, PLANS, TrainerConfig
+from repl_rl.trainer.config import GROUP_SAMPLING_TYPES, IMPORTANCES, KLS, LOSSES, OPTIMIZERS, TrainerConfig
 from tests.support.documents import PAGES
 
 NAMED = set(re.findall(r"`\"?([\w.*]+)\"?`", PAGES["docs/options.md"]))
@@ -33,7 +33,7 @@ def test_each_setting_has_a_reason(name: str) -> None:
     assert explained(stops.get(name, name)), f"docs/options.md gives no reason for {name}"
 
 
-@pytest.mark.parametrize("name", [*ESTIMATORS, *LOSSES, *KLS, *PLANS, *OPTIMIZERS, *IMPORTANCES])
+@pytest.mark.parametrize("name", [*ESTIMATORS, *LOSSES, *KLS, *GROUP_SAMPLING_TYPES, *OPTIMIZERS, *IMPORTANCES])
 def test_each_component_has_a_reason(name: str) -> None:
     default = "adamw_torch"  # every optimizer of this name is the same
     assert explained(name) or name.startswith(default), f"docs/options.md gives no reason for {name}"
