@@ -19,7 +19,7 @@ from repl_rl.settings.argument_parser import build_flags_class, iterate_flag_nam
 VALUES: Mapping[str, str] = {
     "against": "other.json", "bos": "false", "chat": "", "conversations": "3", "drain_s": "3.0", "eval_every": "3",
     "fleet": "ray://head:6379", "idle_s": "3.0", "learning.micro_batch": "8", "overshoot": "carry", "states": "never",
-    "trainer.ahead": "1", "trainer.checkpointing": "true", "trainer.fade_steps": "3", "trainer.fast": "false",
+    "trainer.ahead": "1", "trainer.checkpointing": "true", "trainer.fast": "false",
     "trainer.groups": "refill", "trainer.importance": "token_mask", "trainer.micro_batch": "8",
     "trainer.mini_batches": "2", "trainer.save_every": "3", "trainer.schedule": "constant_with_warmup",
     "trainer.shared_prefixes": "off", "trainer.updates": "3", "vllm.drive": "request", "vllm.threads": "3",

@@ -163,9 +163,8 @@ REFUSED: Sequence[Mapping[str, Sequence[str]]] = (
     {"groups": ["window"], "ahead": ["0"]},
     {"groups": ["dynamic_sampling"], "ahead": ["1", "2"]},
     {"kv": ["keep"], "ahead": ["0"]},
-    {"importance": ["line_mask", "sequence_truncate", "none"], "ahead": ["1", "2"]},
+    {"importance": ["none"], "ahead": ["1", "2"]},
     {"estimator": ["outcome"], "rewards": ["function", "potential"]},
-    {"estimator": ["outcome"], "fade": ["on"]},
     {"sampler": ["feedback", "tools"], "prompt": ["file"]},
 )
 """Values that do not go together: each of them is refused in one line, before anything is opened or written."""
