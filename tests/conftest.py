@@ -13,8 +13,11 @@ import pytest
 from hypothesis import settings
 from transformers import PreTrainedTokenizerFast
 
+from repl_rl.utils.import_trl import skip_vllm_in_trl
 from tests.support.tokenizers import TOKENIZERS
 
+# The program does the same: vLLM and what it needs are half of what importing TRL takes.
+skip_vllm_in_trl()
 pytest.register_assert_rewrite("tests.support.samplers.marked_text")  # its assertions explain themselves
 
 _OF_A_USER = (

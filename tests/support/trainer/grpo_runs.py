@@ -8,7 +8,6 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback
-from trl import GRPOTrainer
 
 from repl_rl.credit.rewards import CreditConfig
 from repl_rl.trainer.config import TrainerConfig
@@ -18,6 +17,7 @@ from repl_rl.trainer.logprobs import build_token_columns
 from repl_rl.trainer.rollout_source import RolloutSource, StepRecord
 from repl_rl.trainer.train_loop import build_credit_config
 from repl_rl.trajectory.trajectory import Trajectory
+from repl_rl.utils.import_trl import importing_trl
 from tests.support.trainer.tiny_policies import (
     PAD,
     VOCAB,
@@ -25,6 +25,9 @@ from tests.support.trainer.tiny_policies import (
     tiny_model,
     tiny_tokenizer,
 )
+
+with importing_trl():
+    from trl import GRPOTrainer
 
 TASKS = [f"task {i}" for i in range(8)]
 SMALL = TrainerConfig(

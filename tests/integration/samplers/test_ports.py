@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from repl_rl.credit.advantage_estimators import ESTIMATORS
 from repl_rl.credit.rewards import GroupEntry, build_group_entry
 from repl_rl.rollout import RolloutSampler
 from repl_rl.samplers.retry_with_feedback_sampler import FeedbackSampler, make_reward_to_go
-from repl_rl.tasks import Task
+from repl_rl.tasks import Task, set_judges
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.train_loop import build_credit_config
 from repl_rl.trajectory.trajectory import LineStatus, Observed, Trajectory
@@ -77,6 +78,20 @@ def test_a_three_penalties_of_three_tenths_arrive_as_three_tenths_each() -> None
         )
 
 
+QUERY = '<tool_call>\n{"name": "run_sql", "arguments": {"query": "SELECT COUNT(*)"}}\n</tool_call>'
+
+
+def test_b_minus_two_arrives_as_minus_two_under_its_own_name() -> None:
+    (task,) = set_judges(ported_samplers.SQL_JUDGES, [Task("sql", "How many?", "7", fields={"gold": "7"})])
+    lazy = played(ported_samplers.SQL, ["It is \\boxed{7}."], task)
+    worked = played(ported_samplers.SQL, [QUERY, "It is \\boxed{7}."], task)
+    named = {part.name.rpartition(":")[2]: part.value for part in lazy.outcomes}
+    assert named == {"exact": 1.0, "queried": -2.0, "structured": -0.25, "correct": 1.0}
+    assert (lazy.outcome, worked.outcome) == (-0.25, 1.0 + 0.5 + 0.25 + 1.0)
+    assert lazy.solved
+    assert earned(lazy).rewards.outcome == -0.25
+
+
 def test_c_outcomes_are_discounted_by_turns_and_solved_all_the_same() -> None:
     late = played(ported_samplers.RETRIES, ["\\boxed{40}", "\\boxed{41}", "\\boxed{42}"])
     early = played(ported_samplers.RETRIES, ["\\boxed{42}"])
@@ -100,3 +115,11 @@ def test_d_every_turn_has_its_own_reward_and_the_conversation_goes_on() -> None:
     t = played(ported_samplers.GSM8K, ["\\boxed{40}", "no idea", "\\boxed{42}"])
     assert earned(t).rewards.rewards_L == (-0.25, -0.25, 1.0)
     assert t.outcome == 1.0
+
+
+def test_e_a_judge_reads_the_rows_other_fields_and_the_rollout() -> None:
+    fields = {"data_source": "hard", "extra_info": {"split": "train"}}
+    (task,) = set_judges(ported_samplers.GRADED_JUDGE, [replace(TASK, fields=fields)])
+    t = played(ported_samplers.GRADED, ["\\boxed{42}"], task)
+    assert t.outcome == 3.0
+    assert t.solved

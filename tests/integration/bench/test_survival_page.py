@@ -1,7 +1,9 @@
 """The figures of survival.md in docs/ and in results/ come from its benchmarks, slopes with their intervals."""
 
 import json
+import sys
 from dataclasses import asdict, replace
+from subprocess import PIPE, Popen
 
 import pytest
 
@@ -40,6 +42,16 @@ def test_a_row_of_the_soak_tells_growth_and_what_is_left() -> None:
         "Left by scripted on local until the process ends: "
         "`-c from multiprocessing.resource_tracker import main;main(7)`."
     )
+
+
+def test_what_is_left_is_called_by_its_name() -> None:
+    before = soak.named()
+    with Popen([sys.executable, "-c", "input('a child')"], stdin=PIPE) as child:
+        found = soak.named()
+        assert found[f"process {child.pid}"] == "-c input('a child')"
+        new = [what for name, what in found.items() if name not in before]
+        child.communicate(b"\n")
+    assert sorted(new) == ["-c input('a child')", "pipe"]
 
 
 def test_the_cost_of_states_is_the_median_of_paired_legs() -> None:
