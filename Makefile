@@ -16,12 +16,12 @@ models:
 	scripts/setup test
 	.venv/bin/python -m benchmarks.models.families
 
-# Unit and integration tests: minutes.
+# Unit and integration tests.
 test:
 	scripts/setup test
 	scripts/suite "not heavy and not soak" -n auto --maxprocesses 4 --dist loadfile tests/unit tests/integration
 
-# A minute: no process, engine, kernel or network.
+# No process, engine, kernel or network.
 test-unit:
 	scripts/setup test
 	scripts/suite "not heavy and not soak" -n auto --maxprocesses 4 --dist loadfile tests/unit

@@ -42,7 +42,7 @@ REMOVED: Mapping[str, Removed] = {
 
 
 _ERRORS_PAGE = "see docs/rewards.md for those that did"
-_NO_GAIN = "no published result of it for this training; choose another"
+_NO_GAIN = "no experiment of this project used it, and we know of no gain of it here; choose another"
 REMOVED_TYPES: Mapping[str, str] = {
     "bnpo": "it is dapo with the mean of each process alone; choose dapo",
     "merged_prefixes": "its gain was not found again on other seeds (docs/credit.md); choose outcome or two_stream",

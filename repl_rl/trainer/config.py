@@ -399,7 +399,7 @@ def parse_optimizer(text: str, found: Callable[[str], object] = find_spec) -> Tr
 SCHEDULES = (
     "linear", "cosine", "cosine_with_min_lr", "constant", "constant_with_warmup", "warmup_stable_decay",
 )  # fmt: skip
-"""Transformers names of schedules that published GRPO recipes use."""
+"""Schedules by their transformers names."""
 _ALWAYS_VALID_SCHEDULES = ("linear", "constant_with_warmup")
 """Schedules whose learning rates are valid for any warm-up."""
 SLACK = 1e-6

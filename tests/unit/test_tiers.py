@@ -45,7 +45,7 @@ def test_each_test_file_is_in_a_package_of_one_tier() -> None:
 
 
 def test_no_test_and_no_support_imports_a_test_of_a_slower_tier() -> None:
-    """What a quicker tier shares with it is in `tests/support`."""
+    """Code that a quicker tier shares with it is in `tests/support`."""
     found = [
         (path.relative_to(ROOT).as_posix(), module)
         for path in sorted(TESTS.rglob("*.py"))

@@ -20,7 +20,7 @@ def stored(out: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
 
 @pytest.fixture(scope="module")
 def trained_by_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two processes train in each of `training_process.WAYS`."""
+    """Weights that two processes train in each of `training_process.WAYS`."""
     folder = tmp_path_factory.mktemp("two")
     launch(2, "tests.support.trainer.training_process", str(folder))
     return folder

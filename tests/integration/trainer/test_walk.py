@@ -78,13 +78,10 @@ def entered() -> Iterator[list[Function]]:
         order.extend(found)
 
 
-def test_a_line_enters_the_functions_that_the_page_names_in_its_order(tmp_path: Path) -> None:
-    section = (
-        PAGES["docs/design.md"].partition("## One line, from the sampler to its gradient")[2].partition("\n## ")[0]
-    )
-    page = [(file, name) for file, name in re.findall(r"`([\w/]+\.py)`,\s+`([\w.]+)`", section)]
-    engine = ScriptedEngine.from_text(["print(6*7)\nsubmit_final_answer(42)\n"], RENDERER.encode_as_sampled)
-    rollouts = Rollouts(
+def plain_rollouts(script: str) -> Rollouts:
+    """Rollouts without hooks, whose policy writes `script`."""
+    engine = ScriptedEngine.from_text([script], RENDERER.encode_as_sampled)
+    return Rollouts(
         replace(engine, forbidden_ids=RENDERER.forbidden_ids),
         InProcessSandbox(),
         RENDERER,
@@ -92,6 +89,14 @@ def test_a_line_enters_the_functions_that_the_page_names_in_its_order(tmp_path: 
         RolloutLimits(max_line_tokens=200),
         RolloutSettings("bare"),
     )
+
+
+def test_a_line_enters_the_functions_that_the_page_names_in_its_order(tmp_path: Path) -> None:
+    section = (
+        PAGES["docs/design.md"].partition("## One line, from the sampler to its gradient")[2].partition("\n## ")[0]
+    )
+    page = [(file, name) for file, name in re.findall(r"`([\w/]+\.py)`,\s+`([\w.]+)`", section)]
+    rollouts = plain_rollouts("print(6*7)\nsubmit_final_answer(42)\n")
     with entered() as sampling:
         played = asyncio.run(rollouts.collect([TASK] * 4))
     assert played[0].lines[0].text == "print(6*7)\n"
@@ -108,15 +113,7 @@ def test_a_line_enters_the_functions_that_the_page_names_in_its_order(tmp_path: 
 
 
 def test_a_rollout_without_hooks_enters_no_file_of_an_optional_feature() -> None:
-    engine = ScriptedEngine.from_text(["submit_final_answer(42)\n"], RENDERER.encode_as_sampled)
-    rollouts = Rollouts(
-        replace(engine, forbidden_ids=RENDERER.forbidden_ids),
-        InProcessSandbox(),
-        RENDERER,
-        ReplSampler(),
-        RolloutLimits(max_line_tokens=200),
-        RolloutSettings("bare"),
-    )
+    rollouts = plain_rollouts("submit_final_answer(42)\n")
     with entered() as functions:
         played = asyncio.run(rollouts.collect([TASK] * 4))
     assert [t.outcome for t in played] == [1.0] * 4

@@ -1,4 +1,4 @@
-"""Whether a Docker daemon can be reached."""
+"""Marker of tests that need a Docker daemon with the sandbox image."""
 
 import subprocess
 

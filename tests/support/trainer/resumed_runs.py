@@ -147,7 +147,7 @@ def check_ended_alike(run: Path, whole: Path) -> None:
 def check_killed(
     folder: Path, kind: str, kills: int, seed: int, alike: Callable[[Path, Path], None] = check_ended_alike
 ) -> int:
-    """How often it was killed before it ended, at most `kills` times."""
+    """Return the number of kills before it ended, at most `kills`."""
     folder.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "tests.support.trainer.killed_training", str(folder), kind, str(kills), str(seed)]
     done = subprocess.run(
