@@ -42,11 +42,16 @@ FAMILIES = (
     "Nemotron-H",
     "Jamba",
 )
+EACH_COMMIT = {"Qwen3.5, text", "Mamba 2", "LFM2"}
+"""One family for each kind of state: of a delta rule next to attention, of a state space, of a convolution."""
 OTHER_SEED = 7
 OBSERVED = (11, 12, 13, 14, 15)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[] if name in EACH_COMMIT else pytest.mark.heavy) for name in FAMILIES],
+)
 def name(request: pytest.FixtureRequest) -> str:
     family: str = request.param
     return family
