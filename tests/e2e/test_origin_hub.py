@@ -1,10 +1,12 @@
-"""Models of the hub: the real client against a small hub of our own, in processes that read its environment anew."""
+"""Models of the hub: the real client against a small hub of our own, in processes that read its environment anew.
+
+The client reads it when it is imported, so each process imports the client again.
+"""
 
 import json
 import os
 import shutil
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -13,22 +15,13 @@ from typing import TypedDict
 
 import pytest
 
+from repl_rl import cli
+from repl_rl.errors import ConfigError
 from repl_rl.models.hub import HubName, find_hub_name
 from repl_rl.utils.package_data import find_asset
+from tests.support.forked_commands import run_forked
 from tests.support.hub_server import TOKEN, Hub, Repository, serving
 
-LOOK = """
-import json, sys
-from pathlib import Path
-from repl_rl.errors import ConfigError
-from repl_rl.models.resolve_model import resolve_model
-told = []
-try:
-    found = resolve_model(sys.argv[1], Path("models"), told.append)
-    print(json.dumps(dict(folder=str(found.folder), reference=found.reference, fallback=found.fallback, told=told)))
-except ConfigError as error:
-    print(json.dumps({"refused": str(error), "told": told}))
-"""
 PLAIN = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 
 
@@ -78,13 +71,30 @@ class Look(TypedDict, total=False):
 
 def look(model: str, address: str, home: Path, **more: str) -> Look:
     """Resolve `model` in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-c", LOOK, model],
-        env=environment(address, home, **more), cwd=home.parent, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    done = run_forked(resolve, ["look", model], env=environment(address, home, **more), cwd=home.parent, timeout_s=120)
     assert done.returncode == 0, done.stderr
     answer: Look = json.loads(done.stdout)
     return answer
+
+
+def forget_client() -> None:
+    """Let the next use of the client import it again."""
+    for name in [name for name in sys.modules if name.startswith(("huggingface_hub", "repl_rl.models"))]:
+        del sys.modules[name]
+
+
+def resolve() -> None:
+    """Print a `Look` of the model that the process was given."""
+    forget_client()
+    from repl_rl.models.resolve_model import resolve_model
+
+    told: list[str] = []
+    try:
+        found = resolve_model(sys.argv[1], Path("models"), told.append)
+        answer = {"folder": str(found.folder), "reference": found.reference, "fallback": found.fallback}
+    except ConfigError as error:
+        answer = {"refused": str(error)}
+    print(json.dumps({**answer, "told": told}))
 
 
 def closed_port() -> str:
@@ -193,11 +203,13 @@ def test_a_hub_that_is_out_of_order_is_one_that_cannot_be_reached(home: Path) ->
 
 @pytest.mark.parametrize("address", ["hub", pytest.param("closed", marks=pytest.mark.heavy)])
 def test_training_on_an_unknown_name_leaves_nothing(hub: Hub, home: Path, address: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "repl_rl.cli", "train", "--model", "org/nosuch", "--out", "runs"],
-        env=environment(hub.address if address == "hub" else closed_port(), home),
-        cwd=home.parent, capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
+    def train() -> None:
+        forget_client()
+        cli.run()
+
+    argv = ["repl-rl", "train", "--model", "org/nosuch", "--out", "runs"]
+    asked = environment(hub.address if address == "hub" else closed_port(), home)
+    done = run_forked(train, argv, env=asked, cwd=home.parent, timeout_s=200)
     assert done.returncode == 2, done.stderr
     (error,) = done.stderr.splitlines()
     assert error.startswith("repl-rl: error: model is 'org/nosuch'")

@@ -11,6 +11,7 @@ import pytest
 
 from repl_rl.cli import main
 from repl_rl.runs.store import read_trajectories
+from tests.support.forked_commands import run_command
 from tests.support.processes import descendants, identity, wait_for
 
 SMALL = ["--trainer.steps", "2", "--trainer.prompts-per-step", "2", "--trainer.group-size", "4", "--eval-tasks", "8"]
@@ -29,8 +30,7 @@ SUMMARY = {
 
 
 def train(out: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, "train", "--out", str(out), "--name", "run", *SMALL, *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280)
+    return run_command("train", "--out", str(out), "--name", "run", *SMALL, *flags)
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,8 @@ Record a deliberate change with `pytest tests/e2e/test_seeded_run.py --snapshot-
 
 import hashlib
 import json
-import os
 import platform
 import re
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +16,7 @@ import torch
 from syrupy.assertion import SnapshotAssertion
 
 from repl_rl.runs.store import read_trajectories
+from tests.support.forked_commands import run_command
 
 STEPS = 3
 SNAPSHOTS = Path(__file__).parent / "__snapshots__" / "test_seeded_run.ambr"
@@ -41,8 +39,7 @@ def _train(out: Path) -> Path:
         # Which line a clock cuts short depends on the machine's other work.
         *("--limits.line-timeout-s", "300", "--rollout.max-wall-s", "3000"),
     )
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-m", "repl_rl.cli", *command], env=environment, check=True, timeout=600)
+    run_command(*command, timeout_s=600).check_returncode()
     return out / "seeded"
 
 

@@ -26,6 +26,7 @@ from repl_rl.runs.store.export_formats import read_notebook
 from repl_rl.runs.store.trajectory_json import StoredWorkspace, to_record
 from repl_rl.tasks.bounded_decompression import MAX_RECORD_BYTES, MAX_UNPACK_RATIO
 from repl_rl.utils.package_data import find_asset
+from tests.support.forked_commands import run_command
 from tests.support.run_folders import rollout, run_folder
 
 SECRET = "correct horse battery staple"
@@ -266,8 +267,8 @@ def test_code_of_a_model_does_not_run_for_a_user_who_says_yes(part: str, tmp_pat
     }
     name, change = changes[part]
     (model / name).write_text(json.dumps(json.loads((model / name).read_text()) | change))
-    command = [sys.executable, "-m", "repl_rl.cli", "rollout", "--engine", "transformers", "--count", "1"]
-    done = subprocess.run([*command, "--model", str(model)], input="y\n" * 9, capture_output=True, text=True)
+    command = ("rollout", "--engine", "transformers", "--count", "1", "--model", str(model))
+    done = run_command(*command, typed="y\n" * 9)
     assert not mark.exists()
     assert "y/N" not in done.stdout
     if done.returncode != 0:
