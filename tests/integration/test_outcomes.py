@@ -102,7 +102,7 @@ def test_an_outcome_of_one_judge_alone_is_recorded_as_before() -> None:
 
 @pytest.mark.parametrize(("value", "name"), [(math.nan, "x"), (math.inf, "x"), (1.0, " ")])
 def test_an_outcome_is_finite_and_has_a_name(value: float, name: str) -> None:
-    with pytest.raises(UserCodeError, match=r"episode\.outcome\("):
+    with pytest.raises(UserCodeError, match=r"episode\.set_outcome\("):
         played(RIGHT, Claiming(lambda e: e.set_outcome(value, name=name)))
 
 

@@ -58,6 +58,14 @@ PLAIN_UPDATE = {
 """Files that the update enters in addition, where each optional feature is off. None may be added."""
 
 
+def is_importing(frame: FrameType) -> bool:
+    """Whether an import is running, of anything: it asks our finder of user modules, if an earlier test installed it."""
+    back: FrameType | None = frame
+    while back is not None and back.f_code.co_filename != "<frozen importlib._bootstrap>":
+        back = back.f_back
+    return back is not None
+
+
 @contextmanager
 def entered() -> Iterator[list[Function]]:
     """The functions of the package in the order in which they are first entered, in this thread."""
@@ -66,7 +74,9 @@ def entered() -> Iterator[list[Function]]:
     def note(frame: FrameType, event: str, _: object) -> None:
         path = Path(frame.f_code.co_filename)
         if event == "call" and path.is_relative_to(PACKAGE):
-            found.setdefault((path.relative_to(PACKAGE).as_posix(), frame.f_code.co_qualname))
+            function = (path.relative_to(PACKAGE).as_posix(), frame.f_code.co_qualname)
+            if function not in found and not is_importing(frame):
+                found[function] = None
 
     order: list[Function] = []
     before = sys.getprofile()
