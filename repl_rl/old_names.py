@@ -39,6 +39,7 @@ OLD_MODULES = MappingProxyType(
         "repl_rl.samplers.verifiers_agent": "repl_rl.integrations.verifiers_sampler",
         "repl_rl.samplers.verifiers_tools": "repl_rl.integrations.verifiers_sampler",
         "repl_rl.tasks.environments": "repl_rl.integrations.verifiers_tasks",
+        "repl_rl.trainer.train_loop": "repl_rl.trainer.train",
         "repl_rl.trainer.train_setup": "repl_rl.trainer.train",
         "repl_rl.engine.registry": "repl_rl.engine.engine_configs",
     }

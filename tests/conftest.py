@@ -54,9 +54,25 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
 
 
+class _Unfreeze:
+    """`gc.unfreeze` that remembers its calls. `gc.get_freeze_count` counts millions of objects, a tenth of a second."""
+
+    called = False
+    original = staticmethod(gc.unfreeze)
+
+    def __call__(self) -> None:
+        self.called = True
+        self.original()
+
+
+_unfreeze = _Unfreeze()
+gc.unfreeze = _unfreeze
+
+
 def pytest_runtest_setup() -> None:
-    """Do it again where code that ends its own freeze has ended this one, too."""
-    if not gc.get_freeze_count():
+    """Freeze again where code that ends its own freeze has ended this one, too."""
+    if _unfreeze.called:
+        _unfreeze.called = False
         gc.freeze()
 
 

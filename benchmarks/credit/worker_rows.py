@@ -15,8 +15,9 @@ from transformers import PreTrainedModel
 from benchmarks.credit.rows import Run
 from repl_rl.rollout import SyncRollouts
 from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.load_policy import load_model
 from repl_rl.trainer.rollout_source import StepRecord
-from repl_rl.trainer.train_loop import load_model, run_training
+from repl_rl.trainer.train import TrainingOptions, run_training
 from repl_rl.trainer.weight_sync import compute_weight_bytes, open_weights_folder, save_weights
 from repl_rl.trajectory.trajectory import Trajectory
 
@@ -105,7 +106,9 @@ def spent(
     tokenizer = source.rollouts.renderer.tokenizer
     with tempfile.TemporaryDirectory() as checkpoints, open_weights_folder(compute_weight_bytes(model)) as weights:
         try:
-            run_training(model, tokenizer, task_ids, source, config, Path(checkpoints), ledger.step, seed=seed)
+            run_training(
+                model, tokenizer, task_ids, source, config, Path(checkpoints), TrainingOptions(ledger.step, seed=seed)
+            )
         except _BudgetSpent:
             # The exception skipped the last weight sync, so drop prefetched rollouts and sync here.
             source.cancel_prefetched()

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Literal
@@ -26,10 +27,10 @@ from repl_rl.credit.advantage_estimators import load_estimator
 from repl_rl.credit.rewards import CreditConfig
 from repl_rl.errors import ReplRLError
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.grpo import ReplGRPOTrainer, TrainerComponents
+from repl_rl.trainer.grpo import MakeScorerFn, ReplGRPOTrainer, TrainerComponents
 from repl_rl.trainer.grpo_config import GRPOTrainer, grpo_args
-from repl_rl.trainer.logprobs import TOKENS_PER_PASS_CPU, TOKENS_PER_PASS_GPU, build_token_columns
-from repl_rl.trainer.plugins.prefix_sharing import PrefixSharing
+from repl_rl.trainer.logprobs import TOKENS_PER_PASS_CPU, TOKENS_PER_PASS_GPU, LogprobScorer, build_token_columns
+from repl_rl.trainer.plugins.prefix_sharing import PrefixSharing, PrefixSharingScorer
 from repl_rl.trajectory.trajectory import Trajectory
 
 Side = Literal["ours", "off", "other", "trl"]
@@ -183,6 +184,16 @@ def _tasks(rollouts: Sequence[Trajectory]) -> list[str]:
 
 def _ours(model: PreTrainedModel, rollouts: Sequence[Trajectory], folder: Path, side: Side) -> ReplGRPOTrainer:
     config = _config(rollouts)
+    make_scorer: MakeScorerFn = LogprobScorer
+    if side == "ours":
+        sharing = PrefixSharing(_refuse)
+        sharing.install_attention(model)
+        make_scorer = partial(PrefixSharingScorer, sharing=sharing)
+    elif side == "other":
+        # Another number of rows per pass rounds differently.
+        row = max(len(t.prompt.token_ids) + len(t.completion_ids) for t in rollouts)
+        usual = TOKENS_PER_PASS_GPU if torch.cuda.is_available() else TOKENS_PER_PASS_CPU
+        make_scorer = partial(LogprobScorer, tokens_per_pass=row if 2 * row <= usual else 2 * row)
     trainer = ReplGRPOTrainer(
         model=model,
         tokenizer=_tokenizer(),
@@ -193,15 +204,9 @@ def _ours(model: PreTrainedModel, rollouts: Sequence[Trajectory], folder: Path, 
         components=TrainerComponents(
             weights_folder=folder,
             logprob_tolerance=config.compute_logprob_tolerance(),
-            prefix_sharing=PrefixSharing(_refuse) if side == "ours" else None,
+            make_scorer=make_scorer,
         ),
     )
-    # Another number of rows per pass rounds differently.
-    if side == "other":
-        assert trainer._scorer is not None
-        row = max(len(t.prompt.token_ids) + len(t.completion_ids) for t in rollouts)
-        usual = TOKENS_PER_PASS_GPU if torch.cuda.is_available() else TOKENS_PER_PASS_CPU
-        trainer._scorer.tokens_per_pass = row if 2 * row <= usual else 2 * row
     # The weights are already in place, so no weight sync is needed.
     trainer._last_loaded_step = 0
     trainer.model_wrapped.train()

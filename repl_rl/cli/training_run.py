@@ -23,11 +23,11 @@ from repl_rl.settings.argument_parser import dump_toml
 from repl_rl.tasks import Curriculum
 from repl_rl.trainer.checkpoint_schedule import parse_checkpoint_schedule
 from repl_rl.trainer.config_checks import validate_gpu_memory, validate_run
-from repl_rl.trainer.plugins.checkpoint import CheckpointManager, TrainingState, open_run
+from repl_rl.trainer.open_rollout_client import get_workers_status
+from repl_rl.trainer.plugins.checkpoint import CheckpointManager, TrainingState
 from repl_rl.trainer.plugins.periodic_evaluation import Evaluation
 from repl_rl.trainer.rollout_source import StepRecord
-from repl_rl.trainer.train import adapt_to_trainer, get_workers_status, open_rollout_client, write_worker_notes
-from repl_rl.trainer.train_loop import run_training
+from repl_rl.trainer.train import TrainingOptions, open_training, run_training
 from repl_rl.trajectory.trajectory import Trajectory
 from repl_rl.utils.atomic_files import Json
 from repl_rl.utils.processes import get_rank
@@ -85,26 +85,18 @@ class Run:
                 "learning rate never reaches its peak; give fewer"
             )
         self.console.print(describe_opening(config))
-        # Open the source of rollouts before the run folder is made, so that a failure leaves no empty folder.
         with (
-            open_rollout_client(
-                adapt_to_trainer(config, config.trainer),
-                {task.id: task for task in self.training},
-                config.workers,
-                get_rank(),
-            ) as source,
+            open_training(
+                config, config.trainer, self.training, self.folder, self.settings, config.workers, config.resume
+            ) as run,
             self.status,
-            open_run(self.folder, self.settings, config.resume, self.main) as self.state,
         ):
-            renderer = config.load_renderer()
-            self.console.print(renderer.findings)
-            if self.main:
-                write_worker_notes(source, self.folder.path)
-                self.folder.write_tokens([renderer.decode((i,)) for i in range(len(renderer.tokenizer))])
+            source, self.state = run.source, run.state
+            self.console.print(run.renderer.findings)
             self.summary = build_initial_summary(config, source.runtime_info, config.trainer.steps, len(self.held_out))
             self._restore_summary()
             try:
-                self._train(source, renderer)
+                self._train(source, run.renderer)
                 self.summary["status"] = "finished"
             except BaseException as error:
                 # A signal, or another process that ended, may be the reason behind the error.
@@ -167,12 +159,14 @@ class Run:
             self._print_estimate()
         begun = time.monotonic()
         # Without a schedule, no training states are saved.
-        kept = parse_checkpoint_schedule(config.checkpoint)
-        keeper = None
-        if kept is not None:
-            keeper = CheckpointManager(
-                self.folder.states_folder, kept, self.state, lambda: json.dumps(self._build_resume_record(begun))
+        schedule, checkpoints = parse_checkpoint_schedule(config.checkpoint), None
+        if schedule is not None:
+            checkpoints = CheckpointManager(
+                self.folder.states_folder, schedule, self.state, lambda: json.dumps(self._build_resume_record(begun))
             )
+        evaluation = None
+        if config.eval_steps:
+            evaluation = Evaluation(config.eval_steps, partial(self._evaluate_during_training, source))
         trainer = config.trainer
         rollouts = trainer.prompts_per_step * trainer.group_size
         progress = TrainingProgress(
@@ -195,15 +189,15 @@ class Run:
                 source,
                 config.trainer,
                 self.folder.checkpoints_folder,
-                on_step,
-                Curriculum(self.training, config.seed) if config.curriculum else None,
-                config.seed,
-                self._record_fallback,
-                Evaluation(config.eval_steps, partial(self._evaluate_during_training, source))
-                if config.eval_steps
-                else None,
-                keeper,
-                config.dtype,
+                TrainingOptions(
+                    on_step,
+                    Curriculum(self.training, config.seed) if config.curriculum else None,
+                    config.seed,
+                    self._record_fallback,
+                    evaluation,
+                    checkpoints,
+                    config.dtype,
+                ),
             )
         if not self.main:
             return

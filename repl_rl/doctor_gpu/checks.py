@@ -36,11 +36,11 @@ from repl_rl.sft.create_random_model import make_random_policy
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.config_checks import count_trainer_bytes
 from repl_rl.trainer.forward_pass import install_scoring_forward
+from repl_rl.trainer.load_policy import load_model
 from repl_rl.trainer.logprobs import LogprobScorer
 from repl_rl.trainer.plugins.prefix_sharing import PrefixSharing, compare_tree_with_rows
 from repl_rl.trainer.rollout_source import StepRecord
 from repl_rl.trainer.train import train
-from repl_rl.trainer.train_loop import load_model
 from repl_rl.utils.package_data import add_checkout_to_path
 
 VOCABULARY, CONTEXT = 384, 256

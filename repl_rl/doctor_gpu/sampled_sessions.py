@@ -15,9 +15,9 @@ from repl_rl.engine import Engine, Sampling
 from repl_rl.engine.config import Dtype
 from repl_rl.models.lm_head import forbid_ids
 from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.load_policy import load_model
 from repl_rl.trainer.logprobs import LogprobScorer, ScoringBatch
 from repl_rl.trainer.plugins.prefix_sharing import Autocast
-from repl_rl.trainer.train_loop import load_model
 
 PROMPTS = tuple(tuple(range(5, 6 + 7 * i)) for i in range(8))
 OBSERVED: Sequence[tuple[int, ...]] = ((), (7, 8), (300,), (), (11, 12, 13))

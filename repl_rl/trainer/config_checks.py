@@ -24,10 +24,9 @@ from repl_rl.ray.config import parse_workers
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.settings.component_registry import NameWithOptions
 from repl_rl.trainer.config import TrainerConfig, choose_sampler_dtype, parse_kl
-from repl_rl.trainer.grpo_config import check_machine, loaded_dtype
+from repl_rl.trainer.grpo_config import build_credit_config, check_machine, loaded_dtype
 from repl_rl.trainer.plugins.fsdp import is_fsdp_requested, validate_fsdp
 from repl_rl.trainer.plugins.lora import find_untrained
-from repl_rl.trainer.train_loop import build_credit_config
 from repl_rl.trainer.weight_sync import find_folder_with_space
 from repl_rl.utils.processes import choose_gpu, get_world_size
 

@@ -6,7 +6,8 @@ share a forward pass. Only positions that predict a sampled token are projected 
 in tiles, so no tensor of shape (T, vocabulary) exists.
 
 If attention separates rows by their positions (FlashAttention), the rows of a pass are packed end to end. This
-removes the padding between rows of similar length too. Rows can share common prefixes: see `prefix_tree`.
+removes the padding between rows of similar length too. `build_row_passes` plans the passes of plain rows, and
+`compute_logprobs` runs any planned passes, such as those of `plugins/prefix_sharing`.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from trl.kernels import ChunkedLogProbFunction
 
 from repl_rl.engine.transformers_kv_cache import keeps_running_state
 from repl_rl.models.lm_head import LogitsTransform
-from repl_rl.trainer.prefix_tree import PrefixTree, group_rows_into_trees
+from repl_rl.trainer.prefix_tree import PrefixTree
 
 TILE_CPU = 2**20
 """Numbers per tile of logits on a CPU (4 MiB); larger tiles leave the cache and take 2.5 times as long."""
@@ -47,18 +48,6 @@ class TokenScores:
     """Nats, without gradients."""
 
 
-@dataclass(slots=True)
-class PrefixSharingStats:
-    """Token counts of prefix sharing, added up over calls."""
-
-    rows: int = 0
-    """Number of tokens of all rows."""
-    tree_tokens: int = 0
-    """Number of tokens of their trees, unused trees included."""
-    shared_tokens: int = 0
-    """Number of tokens of the rows that were scored as trees."""
-
-
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
     """Bounds of the rows of a padded batch."""
@@ -71,15 +60,24 @@ class BatchLayout:
     """(B,), number of tokens up to the last sampled one; 1 without sampled tokens."""
     sampled_mask: Tensor
     """(B, S) bool, True at sampled tokens."""
+    completion_width: int
+    """T, the number of columns of the completions, which are the last ones."""
 
     @classmethod
     def from_batch(cls, input_ids: Tensor, attention: Tensor, sampled: Tensor) -> "BatchLayout":
-        """Compute the bounds of a batch as `compute_logprobs` takes it."""
+        """Compute the bounds of a batch.
+
+        Args:
+            input_ids: (B, S), prompts padded on the left, completions of T tokens padded on the right.
+            attention: (B, S), 1 at real tokens.
+            sampled: (B, T) bool.
+        """
         mask = torch.cat([sampled.new_zeros(len(sampled), input_ids.size(1) - sampled.size(1)), sampled], dim=1)
         first_column = attention.int().argmax(dim=1)
         # Causal attention: no sampled token depends on tokens after the last one.
         end = mask.size(1) - mask.flip(1).int().argmax(dim=1)
-        return cls(input_ids, first_column, torch.where(mask.any(dim=1), end - first_column, 1), mask)
+        lengths = torch.where(mask.any(dim=1), end - first_column, 1)
+        return cls(input_ids, first_column, lengths, mask, sampled.size(1))
 
     def get_row_ids(self, rows: Tensor) -> list[list[int]]:
         """Return the ids of some rows within their bounds."""
@@ -147,107 +145,83 @@ def _score_logits(
     return logprobs, entropies
 
 
-def compute_logprobs(
-    model: ScoringModel,
-    input_ids: Tensor,
-    attention: Tensor,
-    sampled: Tensor,
-    rows: Tensor,
-    tokens_per_pass: int,
-    packed: bool = False,
-    sharing: PrefixSharingStats | None = None,
-) -> TokenScores:
-    """Score the sampled tokens of some rows of a padded batch.
+@dataclass(frozen=True, slots=True)
+class ForwardPass:
+    """Inputs of one forward pass of `ScoringModel`, and the places of its scores in the result."""
 
-    Under DDP and FSDP, all processes run forward and backward passes together. So a process that needs fewer passes
-    than another adds idle passes, which score nothing. With gradients enabled there is at least one pass, so that the
-    result always has gradients, if only zeros.
+    input_ids: Tensor
+    """(b, S)."""
+    sampled: Tensor
+    """(b, S) bool, True at the tokens to score."""
+    position_ids: Tensor | None
+    """(b, S). None means that each row begins at position 0."""
+    flat_index: Tensor
+    """(N,), index of each scored token in the flattened result of shape (B, T)."""
+    tree: PrefixTree | None = None
+    """Tree of rows with common prefixes. None means plain rows."""
+    score_index: Tensor | None = None
+    """(N,), index of each of these tokens among the scores of the pass. None means the same order."""
+
+
+def build_row_passes(
+    layout: BatchLayout, rows: Tensor, tokens_per_pass: int, packed: bool = False
+) -> list[ForwardPass]:
+    """Plan the forward passes of some rows of a batch; rows of similar length share one.
 
     Args:
-        input_ids: (B, S), prompts padded on the left, completions of T tokens padded on the right.
-        attention: (B, S), 1 at real tokens.
-        sampled: (B, T) bool.
-        rows: indices of the rows to score; all others are 0 in the result.
+        layout: bounds of the batch.
+        rows: indices of the rows to score.
         tokens_per_pass: rows share a forward pass up to about this many tokens.
         packed: True packs the rows of a pass end to end; see `can_pack_rows`.
-        sharing: token counts to add to; rows with a common prefix are then scored as trees if that saves enough. None
-            disables prefix sharing.
     """
-    size, width = sampled.shape
-    logprobs = torch.zeros(size * width, device=input_ids.device)
-    entropies = torch.zeros(size * width, device=input_ids.device)
-    layout = BatchLayout.from_batch(input_ids, attention, sampled)
-    first_columns, lengths, sampled_mask = layout.first_column, layout.row_lengths, layout.sampled_mask
-    branches, single_rows = ([], rows) if sharing is None else split_into_trees(layout, rows, tokens_per_pass, sharing)
-    buckets = bucket_by_length(single_rows, lengths, tokens_per_pass)
-    # Processes agree on the number before the first pass; during a pass, others may already wait for this process.
-    local_passes = len(buckets) + len(branches)
-    passes = max_over_processes(max(local_passes, int(torch.is_grad_enabled())), input_ids.device)
-    for tree, members in branches:
-        flat, marked, score_index = _locate_sampled_tokens(tree, members, layout, width)
-        tree_logprobs, tree_entropies = model(
-            input_ids=tree.ids, sampled=marked, position_ids=tree.positions, tree=tree
-        )
-        # A shared token was scored once. All its rows take that score, and their gradients add up in it.
-        logprobs = logprobs.index_copy(0, flat, tree_logprobs.float()[score_index])
-        entropies = entropies.index_copy(0, flat, tree_entropies.detach().float()[score_index])
-    for bucket in buckets:
+    passes = []
+    for bucket in bucket_by_length(rows, layout.row_lengths, tokens_per_pass):
         # Cut the rows out of the batch, so that each begins in the first column.
-        positions = torch.arange(int(lengths[bucket].max()), device=input_ids.device).expand(len(bucket), -1)
-        inside = positions < lengths[bucket, None]
-        columns = (first_columns[bucket, None] + positions).clamp(max=input_ids.size(1) - 1)
-        marked = sampled_mask[bucket].gather(1, columns) & inside
-        flat = (bucket[:, None] * width + columns - (input_ids.size(1) - width))[marked]
-        ids = input_ids[bucket].gather(1, columns)
+        lengths = layout.row_lengths[bucket]
+        positions = torch.arange(int(lengths.max()), device=layout.ids.device).expand(len(bucket), -1)
+        inside = positions < lengths[:, None]
+        width = layout.ids.size(1)
+        columns = (layout.first_column[bucket, None] + positions).clamp(max=width - 1)
+        marked = layout.sampled_mask[bucket].gather(1, columns) & inside
+        # A column of the result is a completion token, so columns of the prompt are subtracted.
+        first_completion_column = width - layout.completion_width
+        flat = (bucket[:, None] * layout.completion_width + columns - first_completion_column)[marked]
+        ids = layout.ids[bucket].gather(1, columns)
         # Drop the padding: all rows of the pass become a single one.
         if packed:
             ids, marked, positions = ids[inside][None], marked[inside][None], positions[inside][None]
-        bucket_logprobs, bucket_entropies = model(
-            input_ids=ids, sampled=marked, position_ids=positions if packed else None
-        )
-        logprobs = logprobs.index_copy(0, flat, bucket_logprobs.float())
-        entropies = entropies.index_copy(0, flat, bucket_entropies.detach().float())
-    for _ in range(passes - local_passes):
-        logprobs = logprobs + _run_idle_pass(model, input_ids, packed)
-    return TokenScores(logprobs.view(size, width), entropies.view(size, width))
+        passes.append(ForwardPass(ids, marked, positions if packed else None, flat))
+    return passes
 
 
-def split_into_trees(
-    layout: BatchLayout, rows: Tensor, tokens_per_pass: int, sharing: PrefixSharingStats
-) -> tuple[list[tuple[PrefixTree, list[int]]], Tensor]:
-    """Return the trees that save enough, each with its rows of the batch, and the remaining rows in order."""
-    numbers: list[int] = rows.tolist()
-    row_ids = layout.get_row_ids(rows)
-    trees, in_trees = [], set[int]()
-    # Count the tokens of unused trees too: metrics show the ratio that sharing could reach.
-    for candidate in group_rows_into_trees(row_ids, tokens_per_pass):
-        sharing.rows += candidate.rows
-        sharing.tree_tokens += candidate.tree_tokens
-        if candidate.is_worthwhile:
-            sharing.shared_tokens += candidate.rows
-            tree = PrefixTree.build([row_ids[n] for n in candidate.members], layout.ids.device)
-            trees.append((tree, [numbers[n] for n in candidate.members]))
-            in_trees |= set(candidate.members)
-    return trees, rows[[n for n in range(len(row_ids)) if n not in in_trees]] if in_trees else rows
+def compute_logprobs(
+    model: ScoringModel, layout: BatchLayout, passes: Sequence[ForwardPass], packed: bool = False
+) -> TokenScores:
+    """Score the sampled tokens of a batch by planned forward passes; tokens of no pass are 0 in the result.
 
-
-def _locate_sampled_tokens(
-    tree: PrefixTree, members: Sequence[int], layout: BatchLayout, width: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Map the N sampled tokens of a tree's rows to the flat result and to the tree.
-
-    Return their indices in the flat result, (N,), and the marked tokens of the tree, (1, T) bool. Return also, for each
-    of the N tokens, its index among the marked ones, (N,).
+    Under DDP and FSDP, all processes run forward and backward passes together. So a process that needs fewer passes
+    than another adds idle passes, which score nothing. With gradients enabled there is at least one pass, so that the
+    result always has gradients, if only zeros. `packed` is the same as for `build_row_passes`.
     """
-    first_columns: list[int] = layout.first_column[members].tolist()
-    flat, row_marks = [], []
-    # A column of the result is a completion token, so columns of the prompt are subtracted.
-    for row, start, positions in zip(members, first_columns, tree.row_positions, strict=True):
-        marks = layout.sampled_mask[row, start : start + len(positions)].cpu()
-        flat.append(row * width + marks.nonzero()[:, 0] + start - (layout.sampled_mask.size(1) - width))
-        row_marks.append(marks)
-    marked, score_index = tree.map_row_marks(row_marks)
-    return torch.cat(flat).to(marked.device), marked, score_index
+    size, width = len(layout.ids), layout.completion_width
+    logprobs = torch.zeros(size * width, device=layout.ids.device)
+    entropies = torch.zeros(size * width, device=layout.ids.device)
+    # Processes agree on the number before the first pass; during a pass, others may already wait for this process.
+    total = max_over_processes(max(len(passes), int(torch.is_grad_enabled())), layout.ids.device)
+    for one in passes:
+        options = {} if one.tree is None else {"tree": one.tree}
+        pass_logprobs, pass_entropies = model(
+            input_ids=one.input_ids, sampled=one.sampled, position_ids=one.position_ids, **options
+        )
+        pass_logprobs, pass_entropies = pass_logprobs.float(), pass_entropies.detach().float()
+        # A shared token was scored once. All its rows take that score, and their gradients add up in it.
+        if one.score_index is not None:
+            pass_logprobs, pass_entropies = pass_logprobs[one.score_index], pass_entropies[one.score_index]
+        logprobs = logprobs.index_copy(0, one.flat_index, pass_logprobs)
+        entropies = entropies.index_copy(0, one.flat_index, pass_entropies)
+    for _ in range(total - len(passes)):
+        logprobs = logprobs + _run_idle_pass(model, layout.ids, packed)
+    return TokenScores(logprobs.view(size, width), entropies.view(size, width))
 
 
 def max_over_processes(count: int, device: torch.device) -> int:

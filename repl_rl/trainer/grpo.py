@@ -9,6 +9,7 @@ compares its log probabilities with those of the sampler.
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
@@ -54,7 +55,6 @@ from repl_rl.trainer.logprobs import (
 )
 from repl_rl.trainer.plugins.checkpoint import CheckpointCallback, CheckpointManager
 from repl_rl.trainer.plugins.fsdp import check_model_sharded, enable_fsdp
-from repl_rl.trainer.plugins.prefix_sharing import PrefixSharing
 from repl_rl.trainer.reference_model import copy_frozen
 from repl_rl.trainer.rollout_source import RolloutSource
 from repl_rl.trainer.weight_sync import WeightSync
@@ -121,6 +121,12 @@ class Scoring(Enum):
     """Rows of a loss."""
 
 
+MakeScorerFn = Callable[
+    [PreTrainedModel, PreTrainedModel | None, Callable[[], AbstractContextManager[None]]], LogprobScorer
+]
+"""Function from policy, reference model and autocast to a scorer."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrainerComponents:
     """Components of the trainer, apart from policy, rollouts and credit."""
@@ -131,11 +137,9 @@ class TrainerComponents:
     """Largest allowed difference of one log probability between sampler and trainer, nats."""
     importance_sampling: str = "token_truncate"
     """Value of `TrainerConfig.importance_sampling`. TRL's configuration holds the correction itself."""
-    fast_logprobs: bool = True
-    """True: log probabilities come from `LogprobScorer`, equal to TRL's up to rounding. False: those of TRL's own
-    pass, bit for bit."""
-    prefix_sharing: PrefixSharing | None = None
-    """Scoring of the common beginning of rollouts once, with `fast_logprobs`. None disables it."""
+    make_scorer: MakeScorerFn | None = LogprobScorer
+    """Function that creates the scorer of log probabilities from policy, reference model (None without a KL penalty)
+    and autocast. Its scores equal TRL's up to rounding. None means TRL's own pass, bit for bit."""
     make_group_sampler: "Callable[[ReplGRPOTrainer], GroupSampler] | None" = None
     """Function that creates the group sampler. None means `make_plain_group_sampler`."""
 
@@ -190,7 +194,7 @@ class ReplGRPOTrainer(GRPOTrainer):
             ConfigError: `validate_trl_options` refuses an option of `args`, `task_ids` has too few tasks, `model`
                 cannot forbid an id, or `source` cannot do what the group sampler needs.
         """
-        fast = components.fast_logprobs
+        fast = components.make_scorer is not None
         validate_trl_options(args, fast)
         validate_task_count(task_ids, args)
         # With a KL penalty, TRL would load a reference model from the folder that the model names.
@@ -214,18 +218,16 @@ class ReplGRPOTrainer(GRPOTrainer):
         self._importance_sampling, _ = parse_importance(components.importance_sampling)
         make_group_sampler = components.make_group_sampler or make_plain_group_sampler
         self.group_sampler = make_group_sampler(self)
-        # Change the model in place before it is copied: the reference model needs the same ids and attention.
+        # Change the model in place before it is copied: the reference model needs the same ids.
         base_model = self.accelerator.unwrap_model(self.model)
         base_model = base_model.get_base_model() if is_peft_model(base_model) else base_model
         forbid_ids(base_model, source.forbidden_ids)
-        sharing = components.prefix_sharing if fast else None
-        if sharing is not None:
-            sharing.install_attention(base_model)
         # With adapters no copy is needed: the reference is the model with its adapters disabled.
         if beta and base_model is self.model:
             self.ref_model = copy_frozen(base_model, self.accelerator)
-        autocast = self.accelerator.autocast
-        self._scorer = LogprobScorer(base_model, self.ref_model, autocast, sharing=sharing) if fast else None
+        self._scorer: LogprobScorer | None = None
+        if components.make_scorer is not None:
+            self._scorer = components.make_scorer(base_model, self.ref_model, self.accelerator.autocast)
         # From here on TRL treats the rollout source as its vLLM: it syncs weights to it before each step's rollouts,
         # and corrects for the logprob mismatch.
         self.use_vllm = True

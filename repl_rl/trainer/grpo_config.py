@@ -1,12 +1,15 @@
-"""Translation of the training settings into TRL's configuration, and checks of TRL's options."""
+"""Translation of the training settings into TRL's configuration and the credit assignment; checks of TRL's options."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from transformers.utils import is_torch_bf16_gpu_available
 
+from repl_rl.credit.advantage_estimators import get_discount, load_estimator, reads_states, sums_shaping
+from repl_rl.credit.rewards import CreditConfig, Potential, load_line_reward
 from repl_rl.engine.vllm_subprocess import set_vllm_log_level
 from repl_rl.errors import ConfigError
 from repl_rl.trainer.config import LOSSES, TrainerConfig
@@ -21,6 +24,7 @@ with warnings.catch_warnings(), importing_trl():
 __all__ = [
     "GRPOConfig",
     "GRPOTrainer",
+    "build_credit_config",
     "check_machine",
     "grpo_args",
     "loaded_dtype",
@@ -139,3 +143,23 @@ def validate_task_count(task_ids: Sequence[str], args: GRPOConfig) -> None:
             len(task_ids),
             f"a step takes {task_count} different tasks; give more tasks, or lower prompts_per_step",
         )
+
+
+def build_credit_config(config: TrainerConfig, tasks: Mapping[str, object] = MappingProxyType({})) -> CreditConfig:
+    """Return the credit assignment of `config`; `tasks`, by id, are for reward functions that take a task.
+
+    Raises:
+        ConfigError: an estimator or a reward function cannot be found, or an option has no effect.
+    """
+    potential = None
+    if config.potential:
+        potential = Potential(load_line_reward(config.potential, tasks), get_discount(config.estimator))
+    return CreditConfig(
+        load_estimator(config.estimator),
+        config.rewards,
+        tuple(load_line_reward(name, tasks) for name in config.line_rewards),
+        potential,
+        config.stops if config.stops.mask or config.stops.penalise else None,
+        sums_shaping(config.estimator),
+        reads_states(config.estimator),
+    )

@@ -16,14 +16,15 @@ from transformers import PreTrainedModel
 
 from repl_rl.errors import InvariantError
 from repl_rl.trainer.forward_pass import (
-    PrefixSharingStats,
+    BatchLayout,
+    ForwardPass,
     ScoringModel,
     TokenScores,
+    build_row_passes,
     can_pack_rows,
     compute_logprobs,
     install_scoring_forward,
 )
-from repl_rl.trainer.plugins.prefix_sharing import PrefixSharing
 from repl_rl.trainer.prefix_tree import PrefixTree
 from repl_rl.trajectory.trajectory import Trajectory, spread
 from repl_rl.utils.hardware import retain_freed_memory
@@ -134,7 +135,6 @@ class LogprobScorer:
         reference: PreTrainedModel | None = None,
         autocast: Callable[[], AbstractContextManager[None]] = nullcontext,
         tokens_per_pass: int | None = None,
-        sharing: PrefixSharing | None = None,
     ) -> None:
         """Patch `model` and `reference` so that they return scores alone.
 
@@ -145,8 +145,6 @@ class LogprobScorer:
             autocast: returns a context with the number format of a forward pass. Each pass gets a new context, because
                 a context caches copies of weights, without gradients if its first pass has none.
             tokens_per_pass: approximate tokens per forward pass. None chooses by device.
-            sharing: prefix sharing, which scores rows with a common beginning as trees. It is tried on `model` at once.
-                None disables it.
         """
         install_scoring_forward(model)
         if reference is not None:
@@ -154,26 +152,22 @@ class LogprobScorer:
         self._packed = can_pack_rows(model)
         self._autocast = autocast
         self.tokens_per_pass = tokens_per_pass
-        self._sharing = sharing
         self._step_scores: TokenScores
-        if sharing is not None:
-            sharing.check_model(model, autocast)
         if model.device.type == "cpu":
             # The loss allocates and frees its tiles (see `forward_pass`) again and again.
             retain_freed_memory()
 
     def metrics(self, accelerator: Accelerator) -> dict[str, float]:
-        """Return metrics of prefix sharing in the current step, over all processes; empty without it."""
-        return self._sharing.metrics(accelerator) if self._sharing is not None else {}
+        """Return metrics of a subclass for the current step, over all processes; empty here."""
+        return {}
 
     def score_step(self, model: ScoringModel, batch: ScoringBatch, keep_graph: bool) -> TokenScores:
         """Return the scores of a whole step. With `keep_graph`, its only update takes its gradients from them."""
-        stats = self._verify_sharing(model, batch)
         # Rows without effect on the loss need no graph. Scores of rows that are left out are 0, so a sum combines both.
         with torch.no_grad():
-            other_scores = self._score_rows(model, batch, batch.sampled_mask, ~batch.learning_rows, stats)
+            other_scores = self._score_rows(model, batch, batch.sampled_mask, ~batch.learning_rows)
         with torch.set_grad_enabled(keep_graph):
-            learning_scores = self._score_rows(model, batch, batch.sampled_mask, batch.learning_rows, stats)
+            learning_scores = self._score_rows(model, batch, batch.sampled_mask, batch.learning_rows)
             self._step_scores = TokenScores(
                 other_scores.logprobs + learning_scores.logprobs, other_scores.entropies + learning_scores.entropies
             )
@@ -202,48 +196,12 @@ class LogprobScorer:
         """
         return self._score_rows(model, batch, batch.sampled_mask, batch.sampled_mask.any(dim=1)).logprobs
 
-    def _verify_sharing(self, model: ScoringModel, batch: ScoringBatch) -> PrefixSharingStats | None:
-        """Verify prefix sharing on this step, and return its tally; return None if sharing is disabled."""
-        if self._sharing is None:
-            return None
+    def plan_passes(self, layout: BatchLayout, rows: Tensor) -> list[ForwardPass]:
+        """Plan the forward passes of some rows of a batch, by their numbers."""
+        return build_row_passes(layout, rows, self.get_tokens_per_pass(layout.ids.device), self._packed)
 
-        def score(rows: Tensor, tokens: int, stats: PrefixSharingStats | None) -> TokenScores:
-            return self._run_pass(model, batch, batch.sampled_mask, rows, tokens, stats)
-
-        step = (batch.input_ids, batch.attention, batch.sampled_mask)
-        self._sharing.verify_batch(score, step, batch.learning_rows, self._get_tokens_per_pass(batch), self._autocast)
-        return self._sharing.stats
-
-    def _score_rows(
-        self,
-        model: ScoringModel,
-        batch: ScoringBatch,
-        sampled: Tensor,
-        row_mask: Tensor,
-        stats: PrefixSharingStats | None = None,
-    ) -> TokenScores:
-        """Score the rows that `row_mask` marks, (b,) bool; all others are 0 in the result."""
-        # A tally makes `compute_logprobs` share prefixes. Only the one of the first pass is kept for metrics.
-        shared = self._sharing is not None and not self._sharing.disabled
-        pass_stats = (stats or PrefixSharingStats()) if shared else None
-        return self._run_pass(
-            model, batch, sampled, row_mask.nonzero()[:, 0], self._get_tokens_per_pass(batch), pass_stats
-        )
-
-    def _get_tokens_per_pass(self, batch: ScoringBatch) -> int:
-        default = TOKENS_PER_PASS_CPU if batch.input_ids.device.type == "cpu" else TOKENS_PER_PASS_GPU
-        return self.tokens_per_pass or default
-
-    def _run_pass(
-        self,
-        model: ScoringModel,
-        batch: ScoringBatch,
-        sampled: Tensor,
-        rows: Tensor,
-        tokens: int,
-        stats: PrefixSharingStats | None,
-    ) -> TokenScores:
-        """Score `rows` under autocast, in passes of about `tokens` tokens."""
+    def run_passes(self, model: ScoringModel, layout: BatchLayout, passes: Sequence[ForwardPass]) -> TokenScores:
+        """Run planned forward passes under `autocast`."""
 
         def score(
             *, input_ids: Tensor, sampled: Tensor, position_ids: Tensor | None, tree: PrefixTree | None = None
@@ -251,4 +209,14 @@ class LogprobScorer:
             with self._autocast():
                 return model(input_ids=input_ids, sampled=sampled, position_ids=position_ids, tree=tree)
 
-        return compute_logprobs(score, batch.input_ids, batch.attention, sampled, rows, tokens, self._packed, stats)
+        return compute_logprobs(score, layout, passes, self._packed)
+
+    def get_tokens_per_pass(self, device: torch.device) -> int:
+        """Return the approximate number of tokens per forward pass."""
+        default = TOKENS_PER_PASS_CPU if device.type == "cpu" else TOKENS_PER_PASS_GPU
+        return self.tokens_per_pass or default
+
+    def _score_rows(self, model: ScoringModel, batch: ScoringBatch, sampled: Tensor, row_mask: Tensor) -> TokenScores:
+        """Score the rows that `row_mask` marks, (b,) bool; all others are 0 in the result."""
+        layout = BatchLayout.from_batch(batch.input_ids, batch.attention, sampled)
+        return self.run_passes(model, layout, self.plan_passes(layout, row_mask.nonzero()[:, 0]))

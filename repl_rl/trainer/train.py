@@ -1,56 +1,98 @@
 """Training from Python: from a `RolloutConfig` and settings of the update to a run folder with a trained policy.
 
-`train` validates everything, opens the rollout source and trains. Rollouts run in this process, or in workers on a Ray
-cluster. With several training processes, the first one owns the workers and hands out the rollouts to the others.
+- `train` validates everything, opens the run and trains. `repl-rl train` adds evaluations and a summary to the same
+  parts.
+- `open_training` opens the rollout client and the run folder.
+- `run_training` loads the policy, builds the trainer with its weight sync, reporter and checkpoints, trains, and saves
+  the final model.
 """
 
-import json
 import logging
 import os
-import pickle
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from types import TracebackType
 
-from accelerate import PartialState
-from accelerate.utils import broadcast_object_list, gather_object
+import torch
+from accelerate.utils import is_peft_model
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
+from transformers.utils.logging import disable_progress_bar
 
 from repl_rl.deprecations import deprecated_keywords
-from repl_rl.errors import InvariantError
-from repl_rl.models.resolve_model import BUNDLED, ResolvedModel
-from repl_rl.ray.config import RayOptions, parse_workers
-from repl_rl.ray.remote_rollouts import RolloutWorkers, WorkerPlan
-from repl_rl.ray.worker import WorkerCluster, WorkerSetup
-from repl_rl.ray.worker_pool import WorkerTimeouts
-from repl_rl.rollout import RolloutClient, SyncRollouts
-from repl_rl.rollout.length_estimator import LengthEstimator
-from repl_rl.rollout.retry import FaultCounts
-from repl_rl.rollout.rollout_stats import RolloutStats, RuntimeInfo
-from repl_rl.rollout.sync_rollouts import ModifyRollouts
+from repl_rl.engine.config import Dtype
+from repl_rl.models.parameter_names import complete_checkpoint
+from repl_rl.models.resolve_model import ResolvedModel
+from repl_rl.ray.config import parse_workers
+from repl_rl.rollout import RolloutClient
+from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.runs.run_folder import RunFolder, check_same_settings
 from repl_rl.settings.argument_parser import dump_toml
-from repl_rl.tasks import Split, Task
+from repl_rl.tasks import Curriculum, Split, Task
 from repl_rl.trainer.checkpoint_schedule import CheckpointSchedule
-from repl_rl.trainer.config import TrainerConfig, choose_sampler_dtype
+from repl_rl.trainer.config import DynamicSamplingOptions, FifoWindowOptions, TrainerConfig, parse_group_sampling
 from repl_rl.trainer.config_checks import validate_gpu_memory, validate_run
-from repl_rl.trainer.plugins.checkpoint import CheckpointManager, open_run
-from repl_rl.trainer.plugins.periodic_evaluation import Evaluation
-from repl_rl.trainer.rollout_source import OnStep, StepRecord
-from repl_rl.trainer.train_loop import run_training
+from repl_rl.trainer.group_sampler import GroupSampler
+from repl_rl.trainer.grpo import MakeScorerFn, ReplGRPOTrainer, TrainerComponents
+from repl_rl.trainer.grpo_config import build_credit_config, grpo_args
+from repl_rl.trainer.load_policy import load_model, prepare_trainable_model
+from repl_rl.trainer.logprobs import LogprobScorer
+from repl_rl.trainer.open_rollout_client import (
+    adapt_to_trainer,
+    get_workers_status,
+    open_rollout_client,
+    write_worker_notes,
+)
+from repl_rl.trainer.plugins.async_rollouts import AsyncGroups, StalenessSchedule, UpcomingTasks
+from repl_rl.trainer.plugins.checkpoint import CheckpointManager, TrainingState, open_run
+from repl_rl.trainer.plugins.dynamic_sampling import DynamicGroupSampler, TaskPool
+from repl_rl.trainer.plugins.fsdp import load_on_every_process
+from repl_rl.trainer.plugins.lora import merge_adapters
+from repl_rl.trainer.plugins.periodic_evaluation import Evaluation, PeriodicEvaluator
+from repl_rl.trainer.plugins.prefix_sharing import PrefixSharing, PrefixSharingScorer
+from repl_rl.trainer.plugins.trackers import Trackers
+from repl_rl.trainer.rollout_source import HasTasks, OnStep, RolloutSource, StepRecord
+from repl_rl.trainer.step_metrics import StepReporter
+from repl_rl.trainer.weight_sync import WarnFn, compute_weight_bytes, open_fallback_folder, open_weights_folder
 from repl_rl.trajectory.trajectory import Trajectory
-from repl_rl.utils.atomic_files import Json
 from repl_rl.utils.processes import get_rank, get_world_size
 
 log = logging.getLogger(__name__)
 
 _SAVING = CheckpointSchedule()
 """Default checkpoint schedule of `train`."""
+
+
+def ignore_step(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
+    """Do nothing with a finished step."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOptions:
+    """Optional parts of `run_training`."""
+
+    on_step: OnStep = ignore_step
+    """Called after each step with its record and trajectories. Its errors end training and propagate."""
+    curriculum: Curriculum | None = None
+    """Chooses the tasks of each step by the outcomes so far. None means TRL's random order, drawn from `seed`."""
+    seed: int = 0
+    """Seed of the task order and of new adapters, >= 0."""
+    warn: WarnFn = log.warning
+    """Receives one line per fallback."""
+    evaluation: Evaluation | None = None
+    """Evaluation that runs at its interval, and whose metrics join those of the step. `out/best` is then the best
+    policy so far (with `lora_rank`, its adapters)."""
+    checkpoints: CheckpointManager | None = None
+    """Saves the training state, and holds the state from which the run resumes. None disables both."""
+    sampler_dtype: Dtype = "auto"
+    """Number format of the rollout source; "auto" means that of the trainer. It decides the tolerance for the logprob
+    mismatch."""
+
+
+_NO_OPTIONS = TrainingOptions()
+"""Default of `run_training`."""
 
 
 @deprecated_keywords(world="rollout_config", fleet="workers", saving="checkpoint")
@@ -108,34 +150,28 @@ def train(
     if resume and folder.exists and folder.is_finished(trainer_config.steps):
         return folder.checkpoints_folder / "final"
     run_log = _RunLogger(folder, on_step)
-    with (
-        open_rollout_client(
-            adapt_to_trainer(rollout_config, trainer_config), {task.id: task for task in tasks}, workers, get_rank()
-        ) as source,
-        open_run(folder, settings, resume, main=main) as state,
-    ):
-        # The run folder exists from here on.
-        write_worker_notes(source, out)
-        renderer = rollout_config.load_renderer()
-        # Readers of the run folder show tokens without the tokenizer.
-        if main:
-            folder.write_tokens([renderer.decode((i,)) for i in range(len(renderer.tokenizer))])
+    with open_training(rollout_config, trainer_config, tasks, folder, settings, workers, resume) as run:
+        checkpoints = None
+        if checkpoint is not None:
+            checkpoints = CheckpointManager(folder.states_folder, checkpoint, run.state)
         final = run_training(
             rollout_config.model_folder,
-            renderer.tokenizer,
+            run.renderer.tokenizer,
             [task.id for task in tasks],
-            source,
+            run.source,
             trainer_config,
             folder.checkpoints_folder,
-            run_log.log_step,
-            seed=rollout_config.seed,
-            tell=run_log.log_fallback,
-            evaluation=evaluation,
-            keeper=CheckpointManager(folder.states_folder, checkpoint, state) if checkpoint is not None else None,
-            sampled_in=rollout_config.dtype,
+            TrainingOptions(
+                run_log.log_step,
+                seed=rollout_config.seed,
+                warn=run_log.log_fallback,
+                evaluation=evaluation,
+                checkpoints=checkpoints,
+                sampler_dtype=rollout_config.dtype,
+            ),
         )
         if main:
-            run_log.write_summary(source, rollout_config.policy, trainer_config.steps)
+            run_log.write_summary(run.source, rollout_config.policy, trainer_config.steps)
     return final
 
 
@@ -181,169 +217,180 @@ class _RunLogger:
         self.folder.write_report()
 
 
-def open_rollout_client(
-    rollout_config: RolloutConfig, tasks: Mapping[str, Task], workers: str, rank: int = 0
-) -> AbstractContextManager[RolloutClient]:
-    """Return the rollout source of a run, as a context manager.
+@dataclass(frozen=True, slots=True)
+class OpenedRun:
+    """Opened parts of a training run."""
 
-    Args:
-        rollout_config: rollout config, opened in this process or in every worker.
-        tasks: training tasks, by id.
-        workers: `local`, `ray` or `ray://HOST:PORT`, with options in parentheses.
-        rank: rank of this process among those that train together.
-
-    Raises:
-        ConfigError: `workers` is unknown.
-    """
-    options = parse_workers(workers)
-    if options is None:
-        return SyncRollouts(partial(rollout_config.open_rollouts, rank), tasks)
-    # Rank 0 owns the workers, and the other ranks get their rollouts from it.
-    if rank:
-        _, renderer = rollout_config.load_sampler_and_renderer()
-        return FollowerRolloutClient(renderer.forbidden_ids, tasks)
-    kind = RolloutWorkers if get_world_size() == 1 else LeaderRolloutWorkers
-    return kind(_connect_to_ray(options), build_worker_plan(rollout_config, options), tasks)
-
-
-def adapt_to_trainer(rollout_config: RolloutConfig, trainer: TrainerConfig) -> RolloutConfig:
-    """Return `rollout_config` with a number format of the sampler whose log probabilities the trainer can check."""
-    return replace(rollout_config, dtype=choose_sampler_dtype(trainer.dtype, rollout_config.dtype))
-
-
-def build_worker_plan(
-    rollout_config: RolloutConfig, options: RayOptions, timeouts: WorkerTimeouts | None = None, shared: bool = True
-) -> WorkerPlan:
-    """Return the plan of a worker pool. Raises ConfigError: sampler, prompt and policy do not fit each other."""
-    sampler, _ = rollout_config.load_sampler_and_renderer()
-    limits = timeouts or WorkerTimeouts(no_worker_timeout_s=options.startup_timeout_s)
-    host = bool(rollout_config.host_functions)
-    return WorkerPlan(
-        build_worker_setup(rollout_config),
-        sampler,
-        rollout_config.rollout,
-        host,
-        rollout_config.concurrency,
-        options.max_workers,
-        limits,
-        shared,
-    )
-
-
-def build_worker_setup(rollout_config: RolloutConfig) -> WorkerSetup:
-    """Return the settings by which a worker opens `rollout_config`, without other settings of the run."""
-    # The settings of a command are a subclass of `RolloutConfig`, and a worker needs only the fields of
-    # `RolloutConfig`.
-    values = {field.name: getattr(rollout_config, field.name) for field in fields(RolloutConfig)}
-    if rollout_config.model != BUNDLED and Path(rollout_config.model).exists():
-        values["model"] = str(
-            rollout_config.model_folder.absolute()
-        )  # a name on the hub is resolved on each machine instead
-    # A worker starts in the same folder and finds the same modules, so that it can load code of the user.
-    opener = pickle.dumps(partial(RolloutConfig(**values).open_rollouts, 0))
-    return WorkerSetup(opener, 0, os.getcwd(), tuple(path for path in sys.path if path))
-
-
-def write_worker_notes(source: RolloutClient, run: Path) -> None:
-    """Let a worker pool write its status and logs into the run folder; other sources write nothing."""
-    if isinstance(source, RolloutWorkers):
-        source.write_notes(run)
-
-
-def get_workers_status(source: RolloutClient) -> dict[str, Json]:
-    """Return the status of a worker pool for the run's summary; empty for other sources."""
-    return {"fleet": source.get_status()} if isinstance(source, RolloutWorkers) else {}
+    source: RolloutClient
+    renderer: Renderer
+    state: TrainingState | None
+    """Newest saved state of the run that is resumed, or None if the run begins."""
 
 
 @contextmanager
-def _connect_to_ray(options: RayOptions) -> Iterator[WorkerCluster]:
-    """Start or join the Ray cluster, and yield its workers."""
-    # Imported here because Ray is an optional dependency.
-    with import_module("repl_rl.ray.rollout_actors").open_ray_cluster(options) as connection:
-        yield connection.cluster
-
-
-_ON_FIRST_PROCESS = "in the first process"
-"""Engine and sandbox of a process that gets its rollouts from the first one."""
-CollectFn = Callable[[Sequence[str]], Sequence[Trajectory]]
-"""Function that returns one trajectory per task id."""
-
-
-def collect_on_first_process(task_ids: Sequence[str], play: CollectFn) -> list[Trajectory]:
-    """Return one trajectory per entry of `task_ids`; the first process plays for all, and all call this together.
+def open_training(
+    rollout_config: RolloutConfig,
+    config: TrainerConfig,
+    tasks: Sequence[Task],
+    folder: RunFolder,
+    settings: str,
+    workers: str,
+    resume: bool,
+) -> Iterator[OpenedRun]:
+    """Open the rollout client of a run, then its folder, in every process of the training.
 
     Args:
-        task_ids: task ids of this process; may be empty.
-        play: called in the first process with the ids of all processes in order; groups across two processes are whole.
+        rollout_config: policy, tasks, engine, sandbox and limits of the rollouts.
+        config: settings of the update.
+        tasks: training tasks.
+        folder: run folder, which is made here, or cut back to the newest saved state.
+        settings: TOML that the run records.
+        workers: place of the rollouts; see `open_rollout_client`.
+        resume: resume the run in `folder` if it exists.
+
+    Raises:
+        ConfigError: `workers` is unknown, or the folder may not be replaced or resumed.
     """
-    requested: list[Sequence[str]] = gather_object([list(task_ids)])
-    # The first process plays; each process takes its part of all trajectories.
-    process = PartialState()
-    all_trajectories = play([id for ids in requested for id in ids]) if process.is_main_process else None
-    (trajectories,) = broadcast_object_list([all_trajectories])
-    offset = sum(len(ids) for ids in requested[: process.process_index])
-    return list(trajectories[offset : offset + len(task_ids)])
+    rank = get_rank()
+    tasks_by_id = {task.id: task for task in tasks}
+    with (
+        # The rollout client opens first, so that its failure leaves no empty run folder.
+        open_rollout_client(adapt_to_trainer(rollout_config, config), tasks_by_id, workers, rank) as source,
+        open_run(folder, settings, resume, main=rank == 0) as state,
+    ):
+        write_worker_notes(source, folder.path)
+        renderer = rollout_config.load_renderer()
+        # Readers of the run folder show tokens without the tokenizer.
+        if rank == 0:
+            folder.write_tokens([renderer.decode((i,)) for i in range(len(renderer.tokenizer))])
+        yield OpenedRun(source, renderer, state)
 
 
-class LeaderRolloutWorkers(RolloutWorkers):
-    """Worker pool in the process that owns it; only `collect` is called together with the other processes."""
+def run_training(
+    model: Path | PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    task_ids: Sequence[str],
+    source: RolloutSource,
+    config: TrainerConfig,
+    out: Path,
+    options: TrainingOptions = _NO_OPTIONS,
+) -> Path:
+    """Train for `config.steps` steps; return `out/final`, the folder of the trained model with its tokenizer.
 
-    def collect(self, task_ids: Sequence[str], policy_step: int) -> Sequence[Trajectory]:
-        """See `RolloutClient.collect`."""
-        return collect_on_first_process(
-            task_ids, lambda everyone: super(LeaderRolloutWorkers, self).collect(everyone, policy_step)
+    `model` is a folder, or a loaded model that is trained in place. Without adapters its weights become float32,
+    because bfloat16 is too coarse for the small steps of an optimizer. The text part of a composite model is trained;
+    `out/final` is the whole model again if `model` is its folder.
+
+    Checkpoints are `out/checkpoint-<optimizer steps>`, written every `config.save_steps` steps and at the last one.
+    With `config.lora_rank`, `out/final` has the adapters merged into its weights. `out/adapter` and the checkpoints
+    hold the adapters alone.
+
+    Raises:
+        ConfigError: a setting, the model folder or the number of tasks is unusable; nothing has been written yet.
+        WeightSyncError: the log probabilities of the sampler and of the trainer differ.
+    """
+    # Credit settings are validated before a model is loaded.
+    credit = build_credit_config(config, source.tasks if isinstance(source, HasTasks) else {})
+    _silence_warnings()
+    load_on_every_process()
+    if get_world_size() > 1 and not torch.accelerator.is_available():
+        # Without this, accelerate takes each process for the only one.
+        os.environ.setdefault("ACCELERATE_USE_CPU", "true")
+    args = grpo_args(config, out, get_world_size(), options.seed)
+    policy = load_model(model, config) if isinstance(model, Path) else model
+    policy = prepare_trainable_model(policy, config, options.seed, options.warn)
+    # Async rollouts alternate between two folders of weights.
+    size = compute_weight_bytes(policy) * (2 if config.max_staleness_steps else 1)
+    with open_weights_folder(size, options.warn) as weights, open_fallback_folder(weights, options.warn) as fallback:
+        sharing: PrefixSharing | None = None
+        make_scorer: MakeScorerFn | None = LogprobScorer if config.fast_logprobs else None
+        if config.prefix_sharing == "auto" and config.fast_logprobs:
+            sharing = PrefixSharing(options.warn)
+            # Before the trainer copies or wraps the policy, so that a reference model has the same attention.
+            sharing.install_attention(policy.get_base_model() if is_peft_model(policy) else policy)
+            make_scorer = partial(PrefixSharingScorer, sharing=sharing)
+        components = TrainerComponents(
+            weights,
+            config.compute_logprob_tolerance(options.sampler_dtype),
+            config.importance_sampling,
+            make_scorer,
+            partial(make_group_sampler, config, options.curriculum),
         )
+        trainer = ReplGRPOTrainer(policy, tokenizer, task_ids, source, args, credit, components)
+        trainer.vllm_generation.fallback = fallback
+        # Without a folder, there is no checkpoint that could complete a saved model.
+        base = model if isinstance(model, Path) else None
+        checkpoints, evaluator = options.checkpoints, None
+        if options.evaluation is not None:
+            states = checkpoints.folder if checkpoints is not None else None
+            evaluator = PeriodicEvaluator(trainer, options.evaluation, out, base, states)
+        reporter = _attach_reporter(trainer, options.on_step, out.parent, evaluator)
+        # Every part with state is saved and restored with the run.
+        if checkpoints is not None:
+            trainer_parts = {"groups": trainer.group_sampler, "evaluator": evaluator, "reporter": reporter}
+            run_parts = {"source": source, "curriculum": options.curriculum, "sharing": sharing}
+            trainer.attach_checkpoints(checkpoints, {**run_parts, **trainer_parts}, options.warn)
+        trainer.train_or_resume()
+        if evaluator is not None:
+            evaluator.remove_superseded()
+    return _save_final_model(trainer, out, config.lora_rank > 0, base)
 
 
-class FollowerRolloutClient:
-    """Context manager: the same worker pool in another process, which starts none. It satisfies `RolloutClient`."""
+def make_group_sampler(config: TrainerConfig, curriculum: Curriculum | None, trainer: ReplGRPOTrainer) -> GroupSampler:
+    """Return the group sampler of these settings; a `curriculum` chooses its tasks.
 
-    stats = RolloutStats()
-    """Empty statistics, because the first process reports for all."""
-
-    def __init__(self, forbidden_ids: frozenset[int], tasks: Mapping[str, Task]) -> None:
-        self.tasks = tasks
-        self.runtime_info = RuntimeInfo(_ON_FIRST_PROCESS, None, _ON_FIRST_PROCESS, None, forbidden_ids)
-        """Runtime information without engine and sandbox, because this process opens neither."""
-
-    def __enter__(self) -> "FollowerRolloutClient":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return
-
-    @property
-    def forbidden_ids(self) -> frozenset[int]:
-        """See `RolloutClient.forbidden_ids`."""
-        return self.runtime_info.forbidden_ids
-
-    def collect(self, task_ids: Sequence[str], policy_step: int) -> Sequence[Trajectory]:
-        """See `RolloutClient.collect`."""
-        return collect_on_first_process(task_ids, _collect_nothing)
-
-    def sample(
-        self, tasks: Sequence[Task], temperature: float = 1.0, alter: ModifyRollouts | None = None
-    ) -> Sequence[Trajectory]:
-        """Raise InvariantError, because only the first process evaluates."""
-        raise InvariantError("only the first process samples outside training")
-
-    def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-        """Return no metrics, because the first process reports them."""
-        return {}
-
-    def load_weights(self, folder: Path, policy_step: int) -> None:
-        """Do nothing, because the first process sends the weights to every worker before it plays."""
-
-    def state_dict(self) -> str:
-        """Return the state of a worker pool that has played nothing, as JSON."""
-        # A run that resumes with other processes can restore any worker pool from it.
-        return json.dumps({"lengths": LengthEstimator().state_dict(), "broken": asdict(FaultCounts())})
-
-    def load_state_dict(self, memory: str) -> None:
-        """Do nothing, because this process has no state; see `state_dict`."""
+    Raises:
+        ConfigError: the rollout source cannot do what the settings need.
+    """
+    source, size, accelerator = trainer.source, trainer.num_generations, trainer.accelerator
+    options = parse_group_sampling(config.group_sampling)
+    # Rollouts of later steps run during the update.
+    if config.max_staleness_steps:
+        schedule = StalenessSchedule(config.max_staleness_steps, config.steps)
+        tasks = UpcomingTasks(trainer.optimizer_steps_per_step, trainer.iterate_upcoming_task_ids)
+        window = options if isinstance(options, FifoWindowOptions) else None
+        return AsyncGroups(source, size, accelerator, schedule, tasks, curriculum, window)
+    # Each step waits for its own rollouts.
+    if isinstance(options, DynamicSamplingOptions):
+        pool = TaskPool([row["prompt"] for row in trainer.train_dataset], trainer.args.seed)
+        stops = trainer.credit.stop_policy
+        return DynamicGroupSampler(source, size, accelerator, options, pool, curriculum, stops)
+    return GroupSampler(source, size, accelerator, curriculum)
 
 
-def _collect_nothing(task_ids: Sequence[str]) -> Sequence[Trajectory]:
-    raise InvariantError("only the first process plays")
+def _attach_reporter(
+    trainer: ReplGRPOTrainer, on_step: OnStep, run: Path, evaluator: PeriodicEvaluator | None
+) -> StepReporter:
+    """Replace transformers' printer by the reporter and the trackers."""
+    trainer.remove_callback(PrinterCallback)
+    trackers = Trackers(trainer, run)
+    reporter = StepReporter(trainer, on_step, trackers, evaluator)
+    trainer.add_callback(reporter)
+    # Trackers come last, so that they receive the metrics that the reporter adds to TRL's log.
+    trackers.attach_callbacks()
+    return reporter
+
+
+def _save_final_model(trainer: ReplGRPOTrainer, out: Path, adapters: bool, base: Path | None) -> Path:
+    """Save the trained model to `out/final`; all processes call this together."""
+    accelerator = trainer.accelerator
+    # Save adapters alone, and merge them into the model.
+    if adapters:
+        trainer.model = merge_adapters(
+            accelerator.unwrap_model(trainer.model), out / "adapter", accelerator.is_main_process
+        )
+    trainer.save_model(str(out / "final"))
+    # Add the parts of the base model that were not trained, such as a vision tower.
+    if base is not None and accelerator.is_main_process:
+        complete_checkpoint(out / "final", base)
+    # Barrier: wait until the main process has written the whole model. A process that exits while gloo's threads work
+    # can hang.
+    accelerator.wait_for_everyone()
+    return out / "final"
+
+
+def _silence_warnings() -> None:
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    # TRL warns about each rollout without a reward and prints it whole. A failed rollout has no reward on purpose.
+    logging.getLogger("trl.trainer.grpo_trainer").setLevel(logging.ERROR)
+    disable_progress_bar()

@@ -12,7 +12,7 @@ from repl_rl.models.resolve_model import resolve_model
 from repl_rl.sft.finetune import build_labelled_example, run_finetuning
 from repl_rl.sft.select_rollouts import FinetuneConfig
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.train_loop import run_training
+from repl_rl.trainer.train import TrainingOptions, run_training
 from tests.support.finetuning import RENDERER, RIGHT
 from tests.support.trainer.tiny_policies import SampledSource, tiny_model, tiny_tokenizer
 
@@ -46,7 +46,9 @@ def test_training_saves_the_model_with_its_settings(settings: dict[str, object],
     config = TrainerConfig(steps=2, prompts_per_step=2, group_size=4, warmup_steps=0, save_steps=1, lora_rank=rank)
     tasks = [f"task {i}" for i in range(8)]
     sampled = SampledSource(AutoModelForCausalLM.from_pretrained(base))
-    final = run_training(base, tiny_tokenizer(), tasks, sampled, config, tmp_path / "checkpoints", lambda *_: None)
+    final = run_training(
+        base, tiny_tokenizer(), tasks, sampled, config, tmp_path / "checkpoints", TrainingOptions(lambda *_: None)
+    )
     assert generation(final).items() >= settings.items()
     assert AutoModelForCausalLM.from_pretrained(final).num_parameters() > 0
     weights = "adapter_model.safetensors" if rank else "model.safetensors"

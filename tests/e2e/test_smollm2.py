@@ -20,7 +20,7 @@ from repl_rl.sandbox import InProcessSandbox
 from repl_rl.tasks import Task
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.rollout_source import StepRecord
-from repl_rl.trainer.train_loop import run_training
+from repl_rl.trainer.train import TrainingOptions, run_training
 from tests.support.vocabularies import smollm2, smollm2_file
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
@@ -88,6 +88,8 @@ def test_a_training_run_has_no_gap(folder: Path, tmp_path: Path) -> None:
 
     config = TrainerConfig(steps=2, prompts_per_step=2, group_size=2, per_device_batch_size=2, learning_rate=1e-5)
     with SyncRollouts(opened, {task.id: task for task in TASKS}) as source:
-        run_training(folder, renderer.tokenizer, [task.id for task in TASKS], source, config, tmp_path, on_step)
+        run_training(
+            folder, renderer.tokenizer, [task.id for task in TASKS], source, config, tmp_path, TrainingOptions(on_step)
+        )
     assert len(gaps) == 2
     assert max(gaps) <= 1e-3

@@ -24,7 +24,7 @@ from repl_rl.trainer.optional_packages import require_sinks
 from repl_rl.trainer.plugins import trackers as sinks
 from repl_rl.trainer.plugins.trackers import COLUMNS, PREFIX, TABLE, TABLE_ROWS, build_table_rows
 from repl_rl.trainer.rollout_source import StepRecord
-from repl_rl.trainer.train_loop import run_training
+from repl_rl.trainer.train import TrainingOptions, run_training
 from repl_rl.trajectory.console_text import TEXT_CHARS
 from repl_rl.trajectory.trajectory import Observed
 from tests.support.run_folders import HOSTILE, credit, rollout
@@ -41,7 +41,15 @@ def trained(run: Path, config: TrainerConfig) -> list[StepRecord]:
     model = tiny_model()
     source = SampledSource(copy.deepcopy(model))
     tasks = [f"task {i}" for i in range(6)]
-    run_training(model, tiny_tokenizer(), tasks, source, config, run / "checkpoints", lambda r, _: records.append(r))
+    run_training(
+        model,
+        tiny_tokenizer(),
+        tasks,
+        source,
+        config,
+        run / "checkpoints",
+        TrainingOptions(lambda r, _: records.append(r)),
+    )
     return records
 
 

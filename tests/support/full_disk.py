@@ -31,7 +31,7 @@ from repl_rl.runs.run_folder import RunFolder
 from repl_rl.runs.store import read_trajectories
 from repl_rl.trainer.plugins.checkpoint import StepSnapshot, find_newest_state, get_rng_state
 from repl_rl.trainer.rollout_source import StepRecord
-from repl_rl.trainer.train_loop import run_training
+from repl_rl.trainer.train import TrainingOptions, run_training
 from repl_rl.trainer.weight_sync import SHARED
 from repl_rl.trajectory.trajectory import Trajectory
 from repl_rl.utils.atomic_files import Json
@@ -277,7 +277,9 @@ def shared(place: Path) -> None:
 
     source, ids = Watching(tiny_model()), [task.id for task in TASKS]
     config = replace(PLAIN, num_iterations=1)
-    run_training(tiny_model(), tiny_tokenizer(), ids, source, config, place / "run", on_step, tell=said.append)
+    run_training(
+        tiny_model(), tiny_tokenizer(), ids, source, config, place / "run", TrainingOptions(on_step, warn=said.append)
+    )
     assert len(ways) >= STEPS - 1, ways
     assert SHARED in ways[0].parents
     assert SHARED not in ways[-1].parents

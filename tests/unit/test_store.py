@@ -5,7 +5,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import nbformat
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -252,7 +251,6 @@ def test_a_notebook_holds_each_line_with_its_output_and_comes_back_exactly(tmp_p
     entry = CreditedTrajectory(full(), (LineCredit(-0.1, 0.7, (-0.1, -0.2)),))
     write_notebook(entry, path)
     assert read_notebook(path) == entry
-    nbformat.validate(json.loads(path.read_text()))
     cell = json.loads(path.read_text())["cells"][1]
     assert cell["metadata"]["repl_rl"]["advantage"] == 0.7
     assert cell["metadata"]["repl_rl"]["rewards"] == {"mine": 2.0}

@@ -16,7 +16,6 @@ from repl_rl.engine import Chunk, ChunkEnd, Sampling
 from repl_rl.errors import ReplRLError
 from repl_rl.sandbox.base import LineResult
 from repl_rl.tasks import FollowUp, Task
-from repl_rl.trainer.logprobs import TokenColumns
 from repl_rl.trajectory.trajectory import (
     Execution,
     Failure,
@@ -171,14 +170,6 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "a group of which some lines have a state": (
         lambda: GroupRewards((RolloutRewards(1.0, (LineRewards(0.0, state="a"), LineRewards(0.0))),)),
         "the state is None for some lines, and not for others; give one to each line of a group, or to none",
-    ),
-    "columns of unequal rows": (
-        lambda: TokenColumns([[1]], [[2]], [[-0.5]], []),
-        "columns of a batch have [0, 1] rows; give one row per rollout in each",
-    ),
-    "columns of unequal lengths": (
-        lambda: TokenColumns([[1]], [[2, 3]], [[-0.5]], [[1, 1]]),
-        "row 0 of a batch has 2 ids, 1 log probabilities and a mask of 2; give one of each per token",
     ),
 }
 

@@ -22,12 +22,14 @@ from transformers import PreTrainedModel
 
 from repl_rl.trainer.forward_pass import (
     BatchLayout,
-    PrefixSharingStats,
+    ForwardPass,
+    ScoringModel,
     TokenScores,
+    build_row_passes,
     max_over_processes,
-    split_into_trees,
 )
-from repl_rl.trainer.prefix_tree import NAME, PrefixTree, TokenIds, count_common_prefix
+from repl_rl.trainer.logprobs import LogprobScorer, ScoringBatch
+from repl_rl.trainer.prefix_tree import NAME, PrefixTree, TokenIds, count_common_prefix, group_rows_into_trees
 
 TIMES = 5.0
 """Largest allowed ratio of the distance between trees and rows to the distance between rows and rows."""
@@ -55,8 +57,6 @@ _MAX_GRADIENT_ROWS = 3
 """Number of rows whose gradients are compared in a step."""
 
 Autocast = Callable[[], AbstractContextManager[None]]
-ScoreRowsFn = Callable[[Tensor, int, PrefixSharingStats | None], TokenScores]
-"""Function that scores rows of a step, by their numbers, tokens per pass, and a tally if they share prefixes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,22 @@ class PrefixDeviation:
         if self.tree_distance <= self.tolerance:
             return None
         return f"{self.quantity} {self.tree_distance:.2g} differently with them (tolerance {self.tolerance:.2g})"
+
+
+@dataclass(slots=True)
+class PrefixSharingStats:
+    """Token counts of prefix sharing, added up over calls."""
+
+    rows: int = 0
+    """Number of tokens of all rows."""
+    tree_tokens: int = 0
+    """Number of tokens of their trees, unused trees included."""
+    shared_tokens: int = 0
+    """Number of tokens of the rows that were scored as trees."""
+
+
+ScoreRowsFn = Callable[[Tensor, int, PrefixSharingStats | None], TokenScores]
+"""Function that scores rows of a step, by their numbers, tokens per pass, and a tally if they share prefixes."""
 
 
 class PrefixSharing:
@@ -137,7 +153,7 @@ class PrefixSharing:
 
         Args:
             score: scores rows of the step.
-            batch: ids, attention and scored tokens of the step, as `compute_logprobs` takes them.
+            batch: ids, attention and scored tokens of the step, as `BatchLayout.from_batch` takes them.
             learning: (B,) bool, the rows that the loss depends on; they are scored separately from the others.
             tokens: approximate number of tokens per pass.
             autocast: gives the number format of a forward pass.
@@ -215,6 +231,99 @@ class PrefixSharing:
     def _warn_once(self, message: str) -> None:
         self.disabled, self._warning = True, message
         self._warn(message)
+
+
+class PrefixSharingScorer(LogprobScorer):
+    """`LogprobScorer` that scores the common prefix of rows once, as long as its checks find nothing."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        reference: PreTrainedModel | None = None,
+        autocast: Autocast = nullcontext,
+        tokens_per_pass: int | None = None,
+        *,
+        sharing: PrefixSharing,
+    ) -> None:
+        """See `LogprobScorer`. `sharing` has set its attention in `model`, and checks `model` now."""
+        super().__init__(model, reference, autocast, tokens_per_pass)
+        self._sharing = sharing
+        self._step_stats: PrefixSharingStats | None = None
+        sharing.check_model(model, autocast)
+
+    def metrics(self, accelerator: Accelerator) -> dict[str, float]:
+        """Return metrics of prefix sharing in the current step, over all processes."""
+        return self._sharing.metrics(accelerator)
+
+    def score_step(self, model: ScoringModel, batch: ScoringBatch, keep_graph: bool) -> TokenScores:
+        """See `LogprobScorer.score_step`. The first step, and much longer ones, are checked before."""
+        step = (batch.input_ids, batch.attention, batch.sampled_mask)
+        layout = BatchLayout.from_batch(*step)
+
+        def score(rows: Tensor, tokens: int, stats: PrefixSharingStats | None) -> TokenScores:
+            passes = self._build_passes(layout, rows, tokens, stats)
+            return self.run_passes(model, layout, passes)
+
+        tokens_per_pass = self.get_tokens_per_pass(batch.input_ids.device)
+        self._sharing.verify_batch(score, step, batch.learning_rows, tokens_per_pass, self._autocast)
+        # Metrics count the tokens of this scoring alone, not those of later ones of the same step.
+        self._step_stats = self._sharing.stats
+        try:
+            return super().score_step(model, batch, keep_graph)
+        finally:
+            self._step_stats = None
+
+    def plan_passes(self, layout: BatchLayout, rows: Tensor) -> list[ForwardPass]:
+        """Plan one forward pass per tree, and those of the remaining rows."""
+        tokens = self.get_tokens_per_pass(layout.ids.device)
+        stats = None if self._sharing.disabled else self._step_stats or PrefixSharingStats()
+        return self._build_passes(layout, rows, tokens, stats)
+
+    def _build_passes(
+        self, layout: BatchLayout, rows: Tensor, tokens: int, stats: PrefixSharingStats | None
+    ) -> list[ForwardPass]:
+        """Return the passes of some rows, as trees if there is a `stats` to count their tokens."""
+        if stats is None:
+            return build_row_passes(layout, rows, tokens, self._packed)
+        trees, others = split_into_trees(layout, rows, tokens, stats)
+        tree_passes = [build_tree_pass(tree, members, layout) for tree, members in trees]
+        return [*tree_passes, *build_row_passes(layout, others, tokens, self._packed)]
+
+
+def split_into_trees(
+    layout: BatchLayout, rows: Tensor, tokens_per_pass: int, stats: PrefixSharingStats
+) -> tuple[list[tuple[PrefixTree, list[int]]], Tensor]:
+    """Return the trees that save enough, each with its rows of the batch, and the remaining rows in order.
+
+    The token counts are added to `stats`.
+    """
+    numbers: list[int] = rows.tolist()
+    row_ids = layout.get_row_ids(rows)
+    trees, in_trees = [], set[int]()
+    # Count the tokens of unused trees too: metrics show the ratio that sharing could reach.
+    for candidate in group_rows_into_trees(row_ids, tokens_per_pass):
+        stats.rows += candidate.rows
+        stats.tree_tokens += candidate.tree_tokens
+        if candidate.is_worthwhile:
+            stats.shared_tokens += candidate.rows
+            tree = PrefixTree.build([row_ids[n] for n in candidate.members], layout.ids.device)
+            trees.append((tree, [numbers[n] for n in candidate.members]))
+            in_trees |= set(candidate.members)
+    return trees, rows[[n for n in range(len(row_ids)) if n not in in_trees]] if in_trees else rows
+
+
+def build_tree_pass(tree: PrefixTree, members: Sequence[int], layout: BatchLayout) -> ForwardPass:
+    """Plan the forward pass of a tree, whose rows are those of the batch with the numbers `members`."""
+    first_columns: list[int] = layout.first_column[members].tolist()
+    flat, row_marks = [], []
+    # A column of the result is a completion token, so columns of the prompt are subtracted.
+    first_completion_column = layout.ids.size(1) - layout.completion_width
+    for row, start, positions in zip(members, first_columns, tree.row_positions, strict=True):
+        marks = layout.sampled_mask[row, start : start + len(positions)].cpu()
+        flat.append(row * layout.completion_width + marks.nonzero()[:, 0] + start - first_completion_column)
+        row_marks.append(marks)
+    marked, score_index = tree.map_row_marks(row_marks)
+    return ForwardPass(tree.ids, marked, tree.positions, torch.cat(flat).to(marked.device), tree, score_index)
 
 
 def find_unsupported_feature(model: PreTrainedModel) -> str | None:

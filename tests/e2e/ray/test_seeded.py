@@ -16,9 +16,9 @@ from repl_rl.ray.worker_pool import WorkerTimeouts
 from repl_rl.rollout import RolloutClient, SyncRollouts
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.open_rollout_client import build_worker_plan
 from repl_rl.trainer.rollout_source import StepRecord
-from repl_rl.trainer.train import build_worker_plan
-from repl_rl.trainer.train_loop import run_training
+from repl_rl.trainer.train import TrainingOptions, run_training
 from repl_rl.trajectory.trajectory import Trajectory
 from tests.support.processes import wait_for
 from tests.support.strip_timings import untimed
@@ -38,7 +38,9 @@ class Trained:
     def __init__(self, source: RolloutClient, out: Path) -> None:
         self.played: list[Trajectory] = []
         tokenizer = WORLD.load_renderer().tokenizer
-        final = run_training(WORLD.model_folder, tokenizer, list(TASKS), source, CONFIG, out, self.step)
+        final = run_training(
+            WORLD.model_folder, tokenizer, list(TASKS), source, CONFIG, out, TrainingOptions(self.step)
+        )
         self.weights = load_file(final / "model.safetensors")
 
     def step(self, record: StepRecord, trajectories: Sequence[Trajectory]) -> None:

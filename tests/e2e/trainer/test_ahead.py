@@ -22,7 +22,7 @@ from repl_rl.trainer.config_checks import validate_run
 from repl_rl.trainer.group_sampler import TaskSampler
 from repl_rl.trainer.importance_sampling import Staleness, compute_token_staleness
 from repl_rl.trainer.rollout_source import StepRecord
-from repl_rl.trainer.train_loop import run_training
+from repl_rl.trainer.train import TrainingOptions, run_training
 from repl_rl.trajectory.trajectory import Trajectory
 from tests.support.trainer.ahead_runs import CONFIG, IDS, TASKS, EarlySource, Stopped, play, written_by
 from tests.support.trainer.tiny_policies import (
@@ -42,7 +42,13 @@ def trained(
     """The figures of each step of a training of the tiny policy on `source`."""
     told: list[dict[str, float]] = []
     run_training(
-        tiny_model(), tiny_tokenizer(), IDS, source, config, out, lambda r, t: told.append(r.metrics), curriculum
+        tiny_model(),
+        tiny_tokenizer(),
+        IDS,
+        source,
+        config,
+        out,
+        TrainingOptions(lambda r, t: told.append(r.metrics), curriculum),
     )
     return told
 
@@ -222,7 +228,7 @@ def test_a_group_that_others_pass_is_learned_from_when_it_has_ended_as_old_as_th
         told.append(trajectories)
         figures.append(record.metrics)
 
-    run_training(tiny_model(), tiny_tokenizer(), IDS, source, WINDOW, tmp_path, on_step)
+    run_training(tiny_model(), tiny_tokenizer(), IDS, source, WINDOW, tmp_path, TrainingOptions(on_step))
     began = [[int(t.id.split("-")[0]) for t in step[::3]] for step in told]
     assert began == [[0, 0], [1, 1], [2, 3], [3, 4], [2, 4], [5, 5], [6, 6], [7, 7]]
     assert [{t.policy_step for t in step} for step in told] == [{step} for step in range(8)]
@@ -265,7 +271,7 @@ def test_a_window_where_nothing_is_ahead_or_that_a_source_knows_nothing_of_is_re
     with pytest.raises(
         ConfigError, match=r"group_sampling is 'fifo_window'; this source of rollouts has no `wait_for_first_group`"
     ):
-        run_training(tiny_model(), tiny_tokenizer(), IDS, Blind(tiny_model()), WINDOW, tmp_path, ignore)
+        run_training(tiny_model(), tiny_tokenizer(), IDS, Blind(tiny_model()), WINDOW, tmp_path)
 
 
 def test_where_sampler_and_trainer_take_turns_a_lead_is_refused() -> None:
@@ -280,7 +286,7 @@ def test_to_keep_keys_over_a_sync_is_refused_where_no_rollout_is_under_way_in_on
 
 def test_a_source_that_cannot_play_ahead_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"trainer\.max_staleness_steps .* no `start_rollouts`; leave it at 0"):
-        run_training(tiny_model(), tiny_tokenizer(), IDS, SampledSource(tiny_model()), CONFIG, tmp_path, ignore)
+        run_training(tiny_model(), tiny_tokenizer(), IDS, SampledSource(tiny_model()), CONFIG, tmp_path)
 
 
 @pytest.mark.parametrize("ahead", [1, 2])

@@ -11,7 +11,7 @@ from repl_rl.cli import main
 from repl_rl.tasks import Curriculum, Task
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.rollout_source import StepRecord
-from repl_rl.trainer.train_loop import run_training
+from repl_rl.trainer.train import TrainingOptions, run_training
 from repl_rl.trajectory.trajectory import Trajectory
 from tests.support.trainer.tiny_policies import SampledSource, tiny_model, tiny_tokenizer
 
@@ -41,7 +41,9 @@ def play(out: Path, seed: int) -> tuple[list[list[str]], list[float]]:
         levels.append(record.metrics["level_mean"])
 
     curriculum = Curriculum(TASKS, seed)
-    run_training(model, tiny_tokenizer(), [task.id for task in TASKS], source, CONFIG, out, on_step, curriculum)
+    run_training(
+        model, tiny_tokenizer(), [task.id for task in TASKS], source, CONFIG, out, TrainingOptions(on_step, curriculum)
+    )
     assert curriculum.solve_rates["sums/1"] > 0.9 > 0.6 > curriculum.solve_rates["sums/3"]
     return steps, levels
 

@@ -22,7 +22,7 @@ from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.plugins.checkpoint import CheckpointManager, list_states, open_run
 from repl_rl.trainer.plugins.periodic_evaluation import Evaluation
 from repl_rl.trainer.rollout_source import StepRecord
-from repl_rl.trainer.train_loop import run_training
+from repl_rl.trainer.train import TrainingOptions, run_training
 from repl_rl.trajectory.trajectory import Trajectory
 from tests.support.trainer.grpo_runs import TASKS
 from tests.support.trainer.tiny_policies import SampledSource, tiny_model, tiny_tokenizer
@@ -54,7 +54,7 @@ def trained(
         rows.append(record.metrics)
 
     evaluation = Evaluation(every, watched.play) if every else None
-    run_training(model, tiny_tokenizer(), TASKS, source, config, out, on_step, evaluation=evaluation)
+    run_training(model, tiny_tokenizer(), TASKS, source, config, out, TrainingOptions(on_step, evaluation=evaluation))
     return source, watched, rows
 
 
@@ -124,7 +124,13 @@ def test_a_resumed_run_has_the_best_policy_of_its_own_steps_though_others_came_o
             keeper = CheckpointManager(folder.states_folder, saving, state)
             evaluation, out = Evaluation(1, watched.play), folder.checkpoints_folder
             run_training(
-                tiny_model(), tiny_tokenizer(), TASKS, source, SMALL, out, on_step, evaluation=evaluation, keeper=keeper
+                tiny_model(),
+                tiny_tokenizer(),
+                TASKS,
+                source,
+                SMALL,
+                out,
+                TrainingOptions(on_step, evaluation=evaluation, checkpoints=keeper),
             )
 
     first = {1: 0.5, 2: 0.2, 3: 0.6, 4: 0.7, 5: 0.8}  # rollouts need not repeat, nor need what is found of them

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.plugins.lora import add_adapters
-from repl_rl.trainer.train_loop import run_training
+from repl_rl.trainer.train import TrainingOptions, run_training
 from repl_rl.trajectory.trajectory import Trajectory
 from tests.support.trainer.grpo_runs import TASKS, make, run
 from tests.support.trainer.tiny_policies import (
@@ -144,7 +144,15 @@ def test_the_record_of_a_step_tells_how_far_the_policy_is(tmp_path: Path) -> Non
         seen: list[dict[str, float]] = []
         source = SampledSource(copy.deepcopy(model))
         config = replace(SMALL, steps=2, learning_rate=3e-3, lr_scheduler="constant", kl=kl)
-        run_training(model, tiny_tokenizer(), TASKS, source, config, tmp_path / kl, lambda r, t: seen.append(r.metrics))
+        run_training(
+            model,
+            tiny_tokenizer(),
+            TASKS,
+            source,
+            config,
+            tmp_path / kl,
+            TrainingOptions(lambda r, t: seen.append(r.metrics)),
+        )
         return [row.get("kl") for row in seen]
 
     assert told("") == [None] * 2

@@ -16,8 +16,8 @@ from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.optional_packages import require_peft
 from repl_rl.trainer.plugins.lora import add_adapters, merge_adapter_state
 from repl_rl.trainer.rollout_source import StepRecord
-from repl_rl.trainer.train_loop import run_training
-from tests.support.trainer.grpo_runs import TASKS, ignore
+from repl_rl.trainer.train import TrainingOptions, run_training
+from tests.support.trainer.grpo_runs import TASKS
 from tests.support.trainer.tiny_policies import SampledSource, tiny_model, tiny_tokenizer
 
 CONFIG = TrainerConfig(
@@ -34,7 +34,9 @@ def test_the_sampler_gets_merged_weights_and_the_final_folder_holds_them(
     config = replace(CONFIG, fast_logprobs=fast, gradient_checkpointing=checkpointing)
     seen: list[StepRecord] = []
     model = copy.deepcopy(start)
-    final = run_training(model, tiny_tokenizer(), TASKS, source, config, tmp_path, lambda r, t: seen.append(r))
+    final = run_training(
+        model, tiny_tokenizer(), TASKS, source, config, tmp_path, TrainingOptions(lambda r, t: seen.append(r))
+    )
     gaps = [record.metrics["logprob_gap_max"] for record in seen]
     assert len(gaps) == 3
     assert max(gaps) < 1e-3, "the sampler follows the policy"
@@ -54,7 +56,7 @@ def test_what_is_saved_names_its_base_and_is_a_policy_again(tmp_path: Path) -> N
     start.save_pretrained(tmp_path / "base")
     tiny_tokenizer().save_pretrained(tmp_path / "base")
     source = SampledSource(copy.deepcopy(start))
-    final = run_training(tmp_path / "base", tiny_tokenizer(), TASKS, source, CONFIG, tmp_path / "run", ignore)
+    final = run_training(tmp_path / "base", tiny_tokenizer(), TASKS, source, CONFIG, tmp_path / "run")
     trained = load_file(final / "model.safetensors")
     for name in ("adapter", "checkpoint-3"):
         found = resolve_model(str(tmp_path / "run" / name), tmp_path / "models", print)
@@ -124,7 +126,7 @@ def test_checkpointing_gives_the_same_weights(tmp_path: Path) -> None:
 
         model.model.layers[0].register_forward_hook(count)
         out = tmp_path / str(checkpointing)
-        run_training(model, tiny_tokenizer(), TASKS, SampledSource(copy.deepcopy(start)), config, out, ignore)
+        run_training(model, tiny_tokenizer(), TASKS, SampledSource(copy.deepcopy(start)), config, out)
         trained.append((model, calls))
     (plain, once), (recomputed, more) = trained
     for p, q in zip(plain.parameters(), recomputed.parameters(), strict=True):

@@ -18,9 +18,10 @@ from repl_rl.cli import main
 from repl_rl.engine import ENGINES, Dtype, Engine, EngineOptions, Transformers
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.train import adapt_to_trainer, train
-from repl_rl.trainer.train_loop import load_model, run_training
-from tests.support.trainer.grpo_runs import TASKS, ignore, make, run
+from repl_rl.trainer.load_policy import load_model
+from repl_rl.trainer.open_rollout_client import adapt_to_trainer
+from repl_rl.trainer.train import run_training, train
+from tests.support.trainer.grpo_runs import TASKS, make, run
 from tests.support.trainer.tiny_policies import ReplayedSource, SampledSource, tiny_model, tiny_tokenizer
 
 LOW = TrainerConfig(steps=1, prompts_per_step=2, group_size=3, warmup_steps=0, dtype="bfloat16")
@@ -44,7 +45,7 @@ def share_moved(dtype: str, folder: Path, out: Path) -> float:
     )  # fmt: skip
     before = load_file(folder / "model.safetensors")
     source = Keeping(tiny_model())
-    final = run_training(folder, tiny_tokenizer(), TASKS, source, config, out, ignore)
+    final = run_training(folder, tiny_tokenizer(), TASKS, source, config, out)
     assert source.formats == {torch.float32}, "the engine is given float32"
     after = load_file(final / "model.safetensors")
     assert {weight.dtype for weight in after.values()} == {torch.float32}
@@ -89,7 +90,7 @@ def test_the_fast_path_computes_in_bfloat16_and_has_the_gradients_of_trls(update
 def test_a_model_that_is_given_in_bfloat16_is_trained_in_float32_too(tmp_path: Path) -> None:
     model = tiny_model().to(torch.bfloat16)
     source = SampledSource(tiny_model())
-    run_training(model, tiny_tokenizer(), TASKS, source, LOW, tmp_path, ignore)
+    run_training(model, tiny_tokenizer(), TASKS, source, LOW, tmp_path)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
@@ -105,7 +106,7 @@ def test_what_adapters_leave_as_it_is_keeps_its_half_of_the_memory(tmp_path: Pat
         trained.update(p.dtype for p in model.parameters() if p.requires_grad)
 
     model.base_model.register_forward_hook(note)
-    run_training(model, tiny_tokenizer(), TASKS, SampledSource(tiny_model()), config, tmp_path / "run", ignore)
+    run_training(model, tiny_tokenizer(), TASKS, SampledSource(tiny_model()), config, tmp_path / "run")
     assert trained == {torch.float32}
 
 

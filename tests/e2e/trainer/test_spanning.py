@@ -15,8 +15,9 @@ from repl_rl.rollout import SyncRollouts
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.tasks import Split
 from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.load_policy import load_model
 from repl_rl.trainer.rollout_source import StepRecord
-from repl_rl.trainer.train_loop import load_model, run_training
+from repl_rl.trainer.train import TrainingOptions, run_training
 from repl_rl.trainer.weight_sync import WEIGHTS
 from repl_rl.trajectory.trajectory import Observed, Sampled, Trajectory
 
@@ -76,7 +77,15 @@ def trained(world: RolloutConfig, steps: int, least: int, out: Path) -> list[Tra
     source.kept.mkdir()
     with source, suppress(Enough):
         tokenizer = world.load_renderer().tokenizer
-        run_training(world.model_folder, tokenizer, list(tasks), source, config_of(steps), out / "checkpoints", note)
+        run_training(
+            world.model_folder,
+            tokenizer,
+            list(tasks),
+            source,
+            config_of(steps),
+            out / "checkpoints",
+            TrainingOptions(note),
+        )
     return played
 
 

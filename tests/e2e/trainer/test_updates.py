@@ -14,7 +14,7 @@ from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.grpo import Scoring
 from repl_rl.trainer.grpo_config import grpo_args
 from repl_rl.trainer.rollout_source import StepRecord
-from repl_rl.trainer.train_loop import run_training
+from repl_rl.trainer.train import TrainingOptions, run_training
 from repl_rl.trajectory.trajectory import Trajectory
 from tests.support.trainer.grpo_runs import SMALL, TASKS, make, run, trl_alone
 from tests.support.trainer.tiny_policies import ReplayedSource, SampledSource, tiny_model, tiny_tokenizer
@@ -88,7 +88,7 @@ def test_a_step_is_a_batch_and_the_policy_step_counts_optimizer_steps(tmp_path: 
         seen.append(record)
         assert list(map(id, trajectories)) == list(map(id, source.steps[record.step - 1]))
 
-    run_training(model, tiny_tokenizer(), TASKS, source, config, tmp_path, on_step)
+    run_training(model, tiny_tokenizer(), TASKS, source, config, tmp_path, TrainingOptions(on_step))
     assert [record.step for record in seen] == [1, 2, 3]
     assert [record.metrics["optimizer_steps"] for record in seen] == [4, 8, 12]
     assert source.loads == [0, 4, 8]

@@ -25,7 +25,13 @@ from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.rollout.sync_rollouts import SyncRollouts
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.forward_pass import can_pack_rows, compute_logprobs, install_scoring_forward
+from repl_rl.trainer.forward_pass import (
+    BatchLayout,
+    build_row_passes,
+    can_pack_rows,
+    compute_logprobs,
+    install_scoring_forward,
+)
 from repl_rl.trainer.train import train
 from repl_rl.trajectory.trajectory import Trajectory
 from tests.support.engine.tiny_models import Host, bench, rollout
@@ -226,7 +232,8 @@ def test_a_session_whose_state_is_kept_at_a_weight_sync_goes_on_from_it(folder: 
 def graded(model: PreTrainedModel, ids: Tensor, attention: Tensor, sampled: Tensor, tokens: int) -> list[Tensor]:
     """Log probabilities of rows that share a pass up to so many tokens, and the gradient of their sum."""
     model.zero_grad()
-    scores = compute_logprobs(model, ids, attention, sampled, torch.arange(len(ids)), tokens)
+    layout = BatchLayout.from_batch(ids, attention, sampled)
+    scores = compute_logprobs(model, layout, build_row_passes(layout, torch.arange(len(ids)), tokens))
     torch.autograd.backward([scores.logprobs.sum()])
     gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
     return [scores.logprobs.detach(), *gradients]

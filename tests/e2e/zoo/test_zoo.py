@@ -32,7 +32,7 @@ from repl_rl.engine.transformers_engine import DecodeRow as Fed
 from repl_rl.errors import ConfigError
 from repl_rl.models.lm_head import choose_attention
 from repl_rl.models.parameter_names import resolve_causal_class
-from repl_rl.trainer.forward_pass import compute_logprobs, install_scoring_forward
+from repl_rl.trainer.forward_pass import BatchLayout, build_row_passes, compute_logprobs, install_scoring_forward
 from tests.support.documents import ROOT
 
 Made = Callable[[str], Path]
@@ -132,7 +132,8 @@ def test_engine_and_update_compute_what_the_model_itself_does(name: str, made: M
     install_scoring_forward(model)
     whole = torch.tensor([ids])
     mask = torch.ones_like(whole)
-    scores = compute_logprobs(model, whole, mask, mask[:, 1:].bool(), torch.tensor([0]), tokens_per_pass=999)
+    layout = BatchLayout.from_batch(whole, mask, mask[:, 1:].bool())
+    scores = compute_logprobs(model, layout, build_row_passes(layout, torch.tensor([0]), 999))
     torch.testing.assert_close(scores.logprobs[0], expected, atol=2e-4, rtol=0)
 
 

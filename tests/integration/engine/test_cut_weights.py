@@ -15,7 +15,7 @@ from repl_rl.models.lm_head import choose_attention
 from repl_rl.models.parameter_names import read_config, resolve_causal_class
 from repl_rl.models.safetensors_index import INDEX, WHOLE, read_checkpoint_shapes, validate_checkpoint_complete
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.train_loop import load_model
+from repl_rl.trainer.load_policy import load_model
 from repl_rl.utils.package_data import find_asset
 from tests.support.engine.tiny_models import save_policy
 

@@ -10,7 +10,12 @@ from repl_rl.ray.remote_rollouts import RolloutWorkers
 from repl_rl.rollout import SyncRollouts
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.rollout_config import RolloutConfig
-from repl_rl.trainer.train import build_worker_plan, get_workers_status, open_rollout_client, write_worker_notes
+from repl_rl.trainer.open_rollout_client import (
+    build_worker_plan,
+    get_workers_status,
+    open_rollout_client,
+    write_worker_notes,
+)
 from tests.support.ray.memory_cluster import QUICK, MemoryCluster
 from tests.support.strip_timings import untimed
 

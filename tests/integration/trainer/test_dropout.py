@@ -15,7 +15,7 @@ from repl_rl.sft.finetune import build_labelled_example, run_finetuning
 from repl_rl.sft.select_rollouts import FinetuneConfig
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.config_checks import validate_model
-from repl_rl.trainer.train_loop import run_training
+from repl_rl.trainer.train import TrainingOptions, run_training
 from repl_rl.utils.package_data import find_asset
 from tests.support.finetuning import RECOVERED, RENDERER, RIGHT
 from tests.support.trainer.tiny_policies import SampledSource, tiny_model, tiny_tokenizer
@@ -86,7 +86,9 @@ def test_a_model_with_dropout_is_trained_beside_a_sampler_without(fast: bool, tm
                 layer.attention_dropout = share
         config = TrainerConfig(steps=2, prompts_per_step=2, group_size=4, warmup_steps=0, fast_logprobs=fast)
         out = tmp_path / f"{share}" / "checkpoints"
-        run_training(model, tiny_tokenizer(), TASKS, SampledSource(sampler), config, out, lambda *_: None)
+        run_training(
+            model, tiny_tokenizer(), TASKS, SampledSource(sampler), config, out, TrainingOptions(lambda *_: None)
+        )
         return dict(model.state_dict())
 
     plain, dropped = trained(0.0), trained(0.5)

@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 from repl_rl.errors import ConfigError, WeightSyncError
 from repl_rl.models.lm_head import forbid_ids
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.forward_pass import compute_logprobs, install_scoring_forward
+from repl_rl.trainer.forward_pass import BatchLayout, build_row_passes, compute_logprobs, install_scoring_forward
 from repl_rl.trainer.rollout_source import StepRecord
-from repl_rl.trainer.train_loop import run_training
+from repl_rl.trainer.train import TrainingOptions, run_training
 from tests.support.trainer.grpo_runs import Gradients, batch, make
 from tests.support.trainer.tiny_policies import VOCAB, SampledSource, tiny_model, tiny_tokenizer
 
@@ -72,7 +72,8 @@ def test_scores_entropies_and_gradients_of_the_fast_path_are_those_of_the_renorm
         return
     fast, plain = forbidding(tiny_model(), ids), tiny_model()
     install_scoring_forward(fast)
-    scores = compute_logprobs(fast, tokens, attention, sampled, torch.arange(2), 64)
+    layout = BatchLayout.from_batch(tokens, attention, sampled)
+    scores = compute_logprobs(fast, layout, build_row_passes(layout, torch.arange(2), 64))
     logits = torch.stack([row_logits(plain, row, mask) for row, mask in zip(tokens, attention, strict=True)])
     logits = logits.index_fill(-1, torch.tensor(sorted(ids), dtype=torch.long), -torch.inf)
     all_logprobs = logits.log_softmax(-1)[:, start - 1 : -1]
@@ -107,7 +108,7 @@ def test_a_training_run_has_no_gap_and_moves_no_forbidden_row(fast: bool, tmp_pa
         source,
         replace(SMALL, fast_logprobs=fast),
         tmp_path,
-        lambda record, _: seen.append(record),
+        TrainingOptions(lambda record, _: seen.append(record)),
     )
     assert max(record.metrics["logprob_gap_max"] for record in seen) <= 1e-4
     assert all(record.metrics["entropy"] > 0 for record in seen)
@@ -139,7 +140,7 @@ def test_a_trainer_that_forbids_what_its_sampler_does_not_is_stopped_at_the_firs
     source = SampledSource(copy.deepcopy(model))
     source.forbidden_ids = FORBIDDEN  # says so, and samples from all ids
     with pytest.raises(WeightSyncError, match="a sampled log probability is"):
-        run_training(model, tiny_tokenizer(), TASKS, source, SMALL, tmp_path, lambda *_: None)
+        run_training(model, tiny_tokenizer(), TASKS, source, SMALL, tmp_path, TrainingOptions(lambda *_: None))
 
 
 @pytest.mark.parametrize("rank", [0, 2])
@@ -148,7 +149,7 @@ def test_no_checkpoint_holds_the_mask(rank: int, tmp_path: Path) -> None:
     names = set(model.state_dict())
     source = SampledSource(copy.deepcopy(model), forbidden_ids=FORBIDDEN)
     config = replace(SMALL, steps=1, save_steps=0 if rank else 1, lora_rank=rank)
-    final = run_training(model, tiny_tokenizer(), TASKS, source, config, tmp_path, lambda *_: None)
+    final = run_training(model, tiny_tokenizer(), TASKS, source, config, tmp_path, TrainingOptions(lambda *_: None))
     files = [final / "model.safetensors", *tmp_path.glob("checkpoint-*/model.safetensors")]
     assert len(files) == (1 if rank else 2)
     for file in files:

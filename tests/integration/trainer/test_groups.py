@@ -14,7 +14,7 @@ from repl_rl.tasks import Curriculum, Task
 from repl_rl.trainer.config import DynamicSamplingOptions, TrainerConfig
 from repl_rl.trainer.plugins.dynamic_sampling import DynamicGroupSampler, TaskPool, has_zero_variance
 from repl_rl.trainer.rollout_source import StepRecord
-from repl_rl.trainer.train_loop import run_training
+from repl_rl.trainer.train import TrainingOptions, run_training
 from repl_rl.trajectory.trajectory import NamedReward, Trajectory
 from tests.support.trainer.group_process import IDS, Told
 from tests.support.trainer.launch import launch
@@ -173,7 +173,7 @@ def test_the_trainer_learns_from_the_others_alone_and_tells_what_it_threw_away(t
         steps=3, prompts_per_step=4, group_size=2, warmup_steps=0, group_sampling="dynamic_sampling(max_rounds=9)"
     )
     model = tiny_model()
-    run_training(model, tiny_tokenizer(), IDS, Dull(tiny_model()), config, tmp_path, on_step)
+    run_training(model, tiny_tokenizer(), IDS, Dull(tiny_model()), config, tmp_path, TrainingOptions(on_step))
     assert all(not tasks & {*IDS[:6]} and len(tasks) == 4 for tasks in learned)
     assert sum(row["groups_refilled"] for row in rows) > 0
     assert all(row["rollouts_cut"] == 2 * row["groups_refilled"] for row in rows)

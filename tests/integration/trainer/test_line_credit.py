@@ -10,7 +10,7 @@ from repl_rl.credit.credited_trajectory import CreditedTrajectory, LineCredit
 from repl_rl.credit.rewards import RewardTable, build_line_credit, compute_line_rewards
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.rollout_source import StepRecord
-from repl_rl.trainer.train_loop import run_training
+from repl_rl.trainer.train import TrainingOptions, run_training
 from repl_rl.trajectory.trajectory import Failure, FailureKind, Observed, Sampled, Stop, Trajectory
 from tests.support.trainer.tiny_policies import SampledSource, tiny_model, tiny_tokenizer
 from tests.unit.test_trajectory import line, trajectory
@@ -40,7 +40,9 @@ def test_a_step_reports_the_credit_of_each_of_its_trajectories(tmp_path: Path) -
     model = tiny_model()
     source = SampledSource(copy.deepcopy(model), faulty=frozenset({1}))
     seen: list[tuple[StepRecord, Sequence[Trajectory]]] = []
-    run_training(model, tiny_tokenizer(), TASKS, source, SMALL, tmp_path, lambda r, t: seen.append((r, t)))
+    run_training(
+        model, tiny_tokenizer(), TASKS, source, SMALL, tmp_path, TrainingOptions(lambda r, t: seen.append((r, t)))
+    )
     ((record, batch),) = seen
     entries = [CreditedTrajectory(t, credit) for t, credit in zip(batch, record.credit, strict=True)]
     assert [bool(entry.credit_L) for entry in entries] == [t.trainable for t in batch]

@@ -19,10 +19,9 @@ from transformers import AutoModelForCausalLM
 from repl_rl.errors import ConfigError, UserCodeError
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.rollout_source import StepRecord
-from repl_rl.trainer.train_loop import run_training
+from repl_rl.trainer.train import TrainingOptions, run_training
 from repl_rl.trainer.weight_sync import open_weights_folder, save_weights
 from repl_rl.trajectory.trajectory import Trajectory
-from tests.support.trainer.grpo_runs import ignore
 from tests.support.trainer.tiny_policies import SampledSource, tiny_model, tiny_tokenizer
 
 TASKS = [f"task {i}" for i in range(6)]
@@ -35,7 +34,7 @@ def test_every_step_reports_its_record_and_its_own_trajectories(tmp_path: Path) 
     source = SampledSource(copy.deepcopy(model), faulty=frozenset({1}))
     seen: list[tuple[StepRecord, list[Trajectory]]] = []
     folder = run_training(
-        model, tiny_tokenizer(), TASKS, source, SMALL, tmp_path, lambda r, t: seen.append((r, list(t)))
+        model, tiny_tokenizer(), TASKS, source, SMALL, tmp_path, TrainingOptions(lambda r, t: seen.append((r, list(t))))
     )
     assert [record.step for record, _ in seen] == [1, 2]
     assert [list(map(id, batch)) for _, batch in seen] == [list(map(id, batch)) for batch in source.steps]
@@ -58,7 +57,7 @@ def test_every_step_reports_its_record_and_its_own_trajectories(tmp_path: Path) 
 def test_checkpoints_are_loadable_and_come_every_so_many_steps_and_at_the_end(tmp_path: Path) -> None:
     model = tiny_model()
     source = SampledSource(copy.deepcopy(model))
-    run_training(model, tiny_tokenizer(), TASKS, source, replace(SMALL, steps=3, save_steps=2), tmp_path, ignore)
+    run_training(model, tiny_tokenizer(), TASKS, source, replace(SMALL, steps=3, save_steps=2), tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == ["checkpoint-2", "checkpoint-3", "final"]
     AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-2")
 
@@ -73,7 +72,9 @@ def test_an_error_of_the_caller_ends_training_and_leaves_no_weights_behind(tmp_p
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_training(model, tiny_tokenizer(), TASKS, SampledSource(copy.deepcopy(model)), SMALL, tmp_path, fail)
+        run_training(
+            model, tiny_tokenizer(), TASKS, SampledSource(copy.deepcopy(model)), SMALL, tmp_path, TrainingOptions(fail)
+        )
     assert set(SHARED.glob(ours)) <= before
 
 
@@ -154,7 +155,7 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
 ) -> None:
     source = SampledSource(tiny_model())
     with pytest.raises(ConfigError, match=message):
-        run_training(tiny_model(), tiny_tokenizer(), TASKS, source, config, tmp_path / "out", ignore)
+        run_training(tiny_model(), tiny_tokenizer(), TASKS, source, config, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert source.steps == []
 
@@ -162,7 +163,7 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
 def test_a_missing_or_empty_model_folder_is_named(tmp_path: Path) -> None:
     for folder in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(ConfigError, match=f"model folder is '{folder}'"):
-            run_training(folder, tiny_tokenizer(), TASKS, SampledSource(tiny_model()), SMALL, tmp_path / "out", ignore)
+            run_training(folder, tiny_tokenizer(), TASKS, SampledSource(tiny_model()), SMALL, tmp_path / "out")
 
 
 def shaping(t: Trajectory) -> list[float]:
@@ -174,7 +175,9 @@ def test_shaping_is_reported_next_to_the_outcome(tmp_path: Path) -> None:
     seen: list[dict[str, float]] = []
     config = replace(SMALL, estimator="two_stream", line_rewards=(f"{__name__}:shaping",))
     source = SampledSource(copy.deepcopy(model))
-    run_training(model, tiny_tokenizer(), TASKS, source, config, tmp_path, lambda r, t: seen.append(r.metrics))
+    run_training(
+        model, tiny_tokenizer(), TASKS, source, config, tmp_path, TrainingOptions(lambda r, t: seen.append(r.metrics))
+    )
     assert seen[0]["shaping_mean"] != 0.0
     assert 0 < seen[0]["shaping_share"] < 1
     assert -1 <= seen[0]["shaping_correlation"] <= 1
@@ -185,7 +188,7 @@ def test_every_figure_of_a_step_is_in_the_specification_and_lengths_drift_from_t
     seen: list[dict[str, float]] = []
     run_training(
         model, tiny_tokenizer(), TASKS, SampledSource(copy.deepcopy(model)), SMALL, tmp_path,
-        lambda r, t: seen.append(r.metrics),
+        TrainingOptions(lambda r, t: seen.append(r.metrics)),
     )  # fmt: skip
     page = (Path(__file__).parents[3] / "docs" / "specification.md").read_text()
     named = set(re.findall(r"`(\w+|\w+/NAME|\w+/CLASS)`", page))
@@ -219,7 +222,9 @@ def test_rewards_by_name_and_a_sampler_s_own_figures_are_metrics_of_a_step_and_f
     seen: list[dict[str, float]] = []
     config = replace(SMALL, estimator="two_stream", line_rewards=(f"{__name__}:by_task=2",))
     source = Counting(copy.deepcopy(model))
-    run_training(model, tiny_tokenizer(), TASKS, source, config, tmp_path, lambda r, t: seen.append(r.metrics))
+    run_training(
+        model, tiny_tokenizer(), TASKS, source, config, tmp_path, TrainingOptions(lambda r, t: seen.append(r.metrics))
+    )
     rollouts = config.prompts_per_step * config.group_size
     for row in seen:
         assert row[f"reward/{__name__}:by_task"] == pytest.approx(0.5 * row["lines_per_rollout"])
@@ -237,7 +242,7 @@ def test_no_step_is_taken_with_the_wrong_number_of_advantages(tmp_path: Path) ->
     before = copy.deepcopy(model)
     config = replace(SMALL, estimator=f"{__name__}:lying")
     with pytest.raises(UserCodeError, match=r"lying' gave .* advantages for .* lines"):
-        run_training(model, tiny_tokenizer(), TASKS, SampledSource(copy.deepcopy(model)), config, tmp_path, ignore)
+        run_training(model, tiny_tokenizer(), TASKS, SampledSource(copy.deepcopy(model)), config, tmp_path)
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before.parameters(), strict=True))
 
 

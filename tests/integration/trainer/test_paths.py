@@ -19,15 +19,20 @@ from transformers import (
 
 from repl_rl.trainer.forward_pass import (
     BatchLayout,
-    PrefixSharingStats,
+    ForwardPass,
     TokenScores,
+    build_row_passes,
     compute_logprobs,
     install_scoring_forward,
+)
+from repl_rl.trainer.logprobs import ScoringBatch
+from repl_rl.trainer.plugins.lora import add_adapters
+from repl_rl.trainer.plugins.prefix_sharing import (
+    PrefixSharing,
+    PrefixSharingStats,
+    build_tree_pass,
     split_into_trees,
 )
-from repl_rl.trainer.logprobs import LogprobScorer, ScoringBatch
-from repl_rl.trainer.plugins.lora import add_adapters
-from repl_rl.trainer.plugins.prefix_sharing import PrefixSharing
 from repl_rl.trainer.prefix_tree import (
     NAME,
     WORTH,
@@ -36,7 +41,7 @@ from repl_rl.trainer.prefix_tree import (
     count_common_prefix,
     group_rows_into_trees,
 )
-from tests.support.trainer.prefix_trees import ROWS, Row, forest, padded
+from tests.support.trainer.prefix_trees import ROWS, Row, forest, make_scorer, padded
 from tests.support.trainer.tiny_policies import PAD, VOCAB, tiny_model
 
 SIZES = {
@@ -98,7 +103,11 @@ def fitted(model: PreTrainedModel) -> PreTrainedModel:
 def scored(
     model: PreTrainedModel, batch: tuple[Tensor, Tensor, Tensor], tokens: int, tally: PrefixSharingStats | None
 ) -> TokenScores:
-    return compute_logprobs(model, *batch, torch.arange(len(batch[0])), tokens, sharing=tally)
+    layout, rows, trees = BatchLayout.from_batch(*batch), torch.arange(len(batch[0])), list[ForwardPass]()
+    if tally is not None:
+        found, rows = split_into_trees(layout, rows, tokens, tally)
+        trees = [build_tree_pass(tree, members, layout) for tree, members in found]
+    return compute_logprobs(model, layout, [*trees, *build_row_passes(layout, rows, tokens)])
 
 
 def gradients(model: PreTrainedModel, scores: TokenScores) -> list[Tensor]:
@@ -209,7 +218,7 @@ def test_below_the_gate_every_number_is_what_it_was_bit_for_bit() -> None:
         model = tiny_model()
         if sharing is not None:
             sharing.install_attention(model)
-        fast = LogprobScorer(model, tokens_per_pass=64, sharing=sharing)
+        fast = make_scorer(model, 64, sharing)
         shapes.append([])
         model.base_model.register_forward_pre_hook(
             lambda _, args, kwargs, seen=shapes[-1]: seen.append(kwargs["input_ids"].shape), with_kwargs=True

@@ -10,8 +10,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from repl_rl.trainer.forward_pass import (
+    BatchLayout,
     TokenScores,
     bucket_by_length,
+    build_row_passes,
     can_pack_rows,
     compute_logprobs,
     install_scoring_forward,
@@ -37,7 +39,8 @@ def brute(model: PreTrainedModel, ids: Tensor, attention: Tensor, sampled: Tenso
 
 
 def scored(model: PreTrainedModel, ids: Tensor, attention: Tensor, sampled: Tensor, packed: bool) -> TokenScores:
-    return compute_logprobs(model, ids, attention, sampled, torch.arange(len(ids)), 16, packed)
+    layout = BatchLayout.from_batch(ids, attention, sampled)
+    return compute_logprobs(model, layout, build_row_passes(layout, torch.arange(len(ids)), 16, packed), packed)
 
 
 @pytest.mark.parametrize("packed", [False, True])

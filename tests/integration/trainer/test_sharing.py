@@ -14,9 +14,9 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, Lfm2Config, Lfm2ForCau
 
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.logprobs import LogprobScorer, ScoringBatch
-from repl_rl.trainer.plugins.prefix_sharing import PrefixDeviation, PrefixSharing
+from repl_rl.trainer.plugins.prefix_sharing import PrefixDeviation, PrefixSharing, PrefixSharingScorer
 from repl_rl.trainer.rollout_source import StepRecord
-from repl_rl.trainer.train_loop import run_training
+from repl_rl.trainer.train import TrainingOptions, run_training
 from tests.integration.trainer.test_paths import SIZES, windowed
 from tests.support.trainer.prefix_trees import TaskTextSource, forest, padded
 from tests.support.trainer.tiny_policies import SampledSource, tiny_model, tiny_tokenizer
@@ -76,7 +76,8 @@ def tried(
     sharing = PrefixSharing(said.append)
     sharing.install_attention(model)
     change(model)
-    return sharing, LogprobScorer(model, None, autocast if bfloat16 else nullcontext, 400, sharing), said
+    context = autocast if bfloat16 else nullcontext
+    return sharing, PrefixSharingScorer(model, None, context, 400, sharing=sharing), said
 
 
 def step(prompt: int, seed: int = 0) -> ScoringBatch:
@@ -229,7 +230,15 @@ def trained(out: Path, config: TrainerConfig) -> tuple[dict[str, Tensor], list[S
     source = TaskTextSource(copy.deepcopy(model), forbidden_ids=frozenset({60}))
     records: list[StepRecord] = []
     said: list[str] = []
-    run_training(model, tiny_tokenizer(), TASKS, source, config, out, lambda r, _: records.append(r), tell=said.append)
+    run_training(
+        model,
+        tiny_tokenizer(),
+        TASKS,
+        source,
+        config,
+        out,
+        TrainingOptions(lambda r, _: records.append(r), warn=said.append),
+    )
     return dict(model.state_dict()), records, said
 
 
@@ -258,7 +267,13 @@ def test_a_run_whose_model_does_not_fit_says_so_and_learns_as_without(tmp_path: 
         config = replace(CONFIG, steps=1)
         config = config if setting == "auto" else replace(config, prefix_sharing="off")
         run_training(
-            model, tiny_tokenizer(), TASKS, source, config, tmp_path / setting, lambda *_: None, tell=said.append
+            model,
+            tiny_tokenizer(),
+            TASKS,
+            source,
+            config,
+            tmp_path / setting,
+            TrainingOptions(lambda *_: None, warn=said.append),
         )
         told.append(said)
         figures.append(list(model.parameters()))

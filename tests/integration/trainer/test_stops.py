@@ -13,7 +13,7 @@ from repl_rl.credit.truncated_rollouts import StopName, StopPolicy
 from repl_rl.errors import ConfigError
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.rollout_source import StepRecord
-from repl_rl.trainer.train_loop import run_training
+from repl_rl.trainer.train import TrainingOptions, run_training
 from repl_rl.trajectory.trajectory import NamedReward, Stop, Trajectory
 from tests.support.trainer.grpo_runs import SMALL, TASKS, token_gradients
 from tests.support.trainer.tiny_policies import (
@@ -88,7 +88,9 @@ def test_a_step_tells_of_the_rollouts_as_they_were_played_and_of_what_was_masked
         stops=StopPolicy(mask=("max_lines",), penalise=("eos",)),
     )  # fmt: skip
     seen: list[tuple[StepRecord, Sequence[Trajectory]]] = []
-    run_training(model, tiny_tokenizer(), TASKS, source, config, tmp_path, lambda r, t: seen.append((r, t)))
+    run_training(
+        model, tiny_tokenizer(), TASKS, source, config, tmp_path, TrainingOptions(lambda r, t: seen.append((r, t)))
+    )
     ((record, played),) = seen
     assert list(map(id, played)) == list(map(id, source.steps[0]))
     sound = [t for t in played if t.failure is None]

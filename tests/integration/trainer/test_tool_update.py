@@ -65,7 +65,6 @@ def test_every_weight_changes_when_two_of_three_rollouts_call_a_tool(tmp_path: P
             weights_folder=tmp_path / "weights",
             logprob_tolerance=config.compute_logprob_tolerance(),
             importance_sampling=config.importance_sampling,
-            fast_logprobs=config.fast_logprobs,
         ),
     )
     before = {name: weight.clone() for name, weight in model.named_parameters()}

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 
 from repl_rl.rollout import RolloutClient
 from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.open_rollout_client import FollowerRolloutClient, LeaderRolloutWorkers
 from repl_rl.trainer.rollout_source import StepRecord
-from repl_rl.trainer.train import FollowerRolloutClient, LeaderRolloutWorkers
-from repl_rl.trainer.train_loop import run_training
+from repl_rl.trainer.train import TrainingOptions, run_training
 from repl_rl.trajectory.trajectory import Trajectory
 from tests.support.ray.memory_cluster import TASKS, MemoryCluster, fleet, here
 from tests.support.ray.scripted_workers import RENDERER
@@ -39,7 +39,9 @@ class Trained:
         self.played: list[Trajectory] = []
         tokenizer = RENDERER.tokenizer
         model = tiny_model(vocab=len(tokenizer), hidden=16, layers=1)
-        final = run_training(model, tokenizer, [task.id for task in TASKS], source, config, out, self.step)
+        final = run_training(
+            model, tokenizer, [task.id for task in TASKS], source, config, out, TrainingOptions(self.step)
+        )
         self.weights = load_file(final / "model.safetensors")
 
     def step(self, record: StepRecord, trajectories: Sequence[Trajectory]) -> None:

@@ -15,7 +15,7 @@ from repl_rl.trainer.checkpoint_schedule import CheckpointSchedule
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.plugins.checkpoint import CheckpointManager, open_run
 from repl_rl.trainer.rollout_source import StepRecord
-from repl_rl.trainer.train_loop import run_training
+from repl_rl.trainer.train import TrainingOptions, run_training
 from repl_rl.trainer.weight_sync import WEIGHTS
 from repl_rl.trajectory.trajectory import Sampled, Segment, Trajectory
 from tests.support.trainer.tiny_policies import (
@@ -183,7 +183,5 @@ def play(
             source,
             config,
             folder.checkpoints_folder,
-            on_step,
-            chosen,
-            keeper=keeper,
+            TrainingOptions(on_step, chosen, checkpoints=keeper),
         )

@@ -19,12 +19,12 @@ from safetensors.torch import load_file
 
 from repl_rl.engine.transformers_engine import Decoder, DecodeRow
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.logprobs import LogprobScorer, ScoringBatch
+from repl_rl.trainer.logprobs import ScoringBatch
 from repl_rl.trainer.plugins.prefix_sharing import PrefixSharing
-from repl_rl.trainer.train_loop import run_training
+from repl_rl.trainer.train import TrainingOptions, run_training
 from tests.support.fake_gpu import NAME, pretending
-from tests.support.trainer.grpo_runs import TASKS, batch, ignore
-from tests.support.trainer.prefix_trees import TaskTextSource, forest, padded
+from tests.support.trainer.grpo_runs import TASKS, batch
+from tests.support.trainer.prefix_trees import TaskTextSource, forest, make_scorer, padded
 from tests.support.trainer.tiny_policies import SampledSource, tiny_model, tiny_tokenizer
 
 CONFIG = TrainerConfig(
@@ -38,7 +38,7 @@ def trained(
     """The weights after two steps; the source samples on the CPU, as another process would."""
     start = tiny_model()
     source = kind(copy.deepcopy(start), forbidden_ids=frozenset({60}))
-    final = run_training(start, tiny_tokenizer(), TASKS, source, config, out, ignore, tell=sys.exit)
+    final = run_training(start, tiny_tokenizer(), TASKS, source, config, out, TrainingOptions(warn=sys.exit))
     assert next(start.parameters()).device == device, "it was trained elsewhere"
     return [float(weight.double().sum()) for _, weight in sorted(load_file(final / "model.safetensors").items())]
 
@@ -49,7 +49,7 @@ def scored(_: Path, device: torch.device, dtype: torch.dtype, shared: bool = Fal
     sharing = PrefixSharing(sys.exit) if shared else None
     if sharing is not None:
         sharing.install_attention(model)
-    fast = LogprobScorer(model, tokens_per_pass=200 if shared else 16, sharing=sharing)
+    fast = make_scorer(model, 200 if shared else 16, sharing)
     made = padded(forest(0), 24) if shared else batch([(2, 3), (4, 1), (1, 4)], 0)
     ids, attention, sampled = (one.to(device) for one in made)
     step = ScoringBatch(ids, attention, sampled, sampled.any(dim=1))

@@ -19,9 +19,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from repl_rl.trainer.forward_pass import BatchLayout, PrefixSharingStats, bucket_by_length, split_into_trees
-from repl_rl.trainer.logprobs import LogprobScorer, ScoringBatch
-from repl_rl.trainer.plugins.prefix_sharing import PrefixSharing
+from repl_rl.trainer.forward_pass import BatchLayout, bucket_by_length
+from repl_rl.trainer.logprobs import ScoringBatch
+from repl_rl.trainer.plugins.prefix_sharing import PrefixSharing, PrefixSharingStats, split_into_trees
+from tests.support.trainer.prefix_trees import make_scorer
 from tests.support.trainer.tiny_policies import PAD, VOCAB, tiny_model
 
 KINDS = ("ddp", "fsdp2")
@@ -87,7 +88,7 @@ def learned(kind: str, alike: bool, steps: int, out: Path) -> None:
     sharing = PrefixSharing(sys.exit) if alike else None
     if sharing is not None:
         sharing.install_attention(model)
-    fast = LogprobScorer(model, tokens_per_pass=TOKENS_PER_PASS, sharing=sharing)
+    fast = make_scorer(model, TOKENS_PER_PASS, sharing)
     policy = wrapped(model, kind)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     uneven, shared = 0, 0

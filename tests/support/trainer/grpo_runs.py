@@ -12,10 +12,9 @@ from transformers import PreTrainedModel, TrainerCallback
 from repl_rl.credit.rewards import CreditConfig
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.grpo import ReplGRPOTrainer, Scoring, TrainerComponents
-from repl_rl.trainer.grpo_config import grpo_args
-from repl_rl.trainer.logprobs import build_token_columns
+from repl_rl.trainer.grpo_config import build_credit_config, grpo_args
+from repl_rl.trainer.logprobs import LogprobScorer, build_token_columns
 from repl_rl.trainer.rollout_source import RolloutSource, StepRecord
-from repl_rl.trainer.train_loop import build_credit_config
 from repl_rl.trajectory.trajectory import Trajectory
 from repl_rl.utils.import_trl import importing_trl
 from tests.support.trainer.tiny_policies import (
@@ -71,7 +70,7 @@ def make(
             weights_folder=weights,
             logprob_tolerance=config.compute_logprob_tolerance(),
             importance_sampling=config.importance_sampling,
-            fast_logprobs=config.fast_logprobs,
+            make_scorer=LogprobScorer if config.fast_logprobs else None,
         ),
     )
 

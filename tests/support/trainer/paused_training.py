@@ -17,7 +17,7 @@ from repl_rl.trainer.checkpoint_schedule import CheckpointSchedule
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.plugins.checkpoint import CheckpointManager, open_run
 from repl_rl.trainer.rollout_source import StepRecord
-from repl_rl.trainer.train_loop import run_training
+from repl_rl.trainer.train import TrainingOptions, run_training
 from repl_rl.trajectory.trajectory import Trajectory
 from repl_rl.utils.processes import get_rank
 from tests.support.trainer.tiny_policies import tiny_model, tiny_tokenizer
@@ -60,7 +60,13 @@ def main(out: Path, stop_at: int, optimizer: str) -> None:
         ids = [task.id for task in tasks]
         chosen = Curriculum(tasks)
         run_training(
-            model, tiny_tokenizer(), ids, source, config, folder.checkpoints_folder, on_step, chosen, keeper=keeper
+            model,
+            tiny_tokenizer(),
+            ids,
+            source,
+            config,
+            folder.checkpoints_folder,
+            TrainingOptions(on_step, chosen, checkpoints=keeper),
         )
 
 

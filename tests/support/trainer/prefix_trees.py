@@ -6,7 +6,10 @@ from collections.abc import Sequence
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from repl_rl.trainer.logprobs import LogprobScorer
+from repl_rl.trainer.plugins.prefix_sharing import PrefixSharing, PrefixSharingScorer
 from repl_rl.trajectory.trajectory import Prompt, Trajectory
 from tests.support.trainer.tiny_policies import PAD, VOCAB, SampledSource, draw, logprobs_of, trajectory_of
 
@@ -55,3 +58,10 @@ class TaskTextSource(SampledSource):
         skeleton = draw(rng, self.forbidden_ids)
         logprobs = logprobs_of(self.model, prompt, skeleton)
         return trajectory_of(prompt, skeleton, logprobs, number, policy_step, fault=number in self.faulty)
+
+
+def make_scorer(model: PreTrainedModel, tokens_per_pass: int, sharing: PrefixSharing | None) -> LogprobScorer:
+    """Scorer of a model that has the attention of `sharing`, if that is given."""
+    if sharing is None:
+        return LogprobScorer(model, tokens_per_pass=tokens_per_pass)
+    return PrefixSharingScorer(model, tokens_per_pass=tokens_per_pass, sharing=sharing)

@@ -23,7 +23,7 @@ from repl_rl.trainer.plugins.checkpoint import (
     open_run,
 )
 from repl_rl.trainer.rollout_source import StepRecord
-from repl_rl.trainer.train_loop import run_training
+from repl_rl.trainer.train import TrainingOptions, run_training
 from repl_rl.trajectory.trajectory import Sampled, Trajectory
 from tests.support.strip_timings import untimed as rollouts_without_times
 from tests.support.trainer.tiny_policies import SampledSource, tiny_model, tiny_tokenizer
@@ -90,9 +90,7 @@ def play(
             Brittle(stop_at),
             config,
             folder.checkpoints_folder,
-            on_step,
-            chosen,
-            keeper=keeper,
+            TrainingOptions(on_step, chosen, checkpoints=keeper),
         )
 
 

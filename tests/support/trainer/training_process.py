@@ -14,7 +14,7 @@ from pathlib import Path
 from repl_rl.tasks import Curriculum, Task
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.rollout_source import StepRecord
-from repl_rl.trainer.train_loop import run_training
+from repl_rl.trainer.train import TrainingOptions, run_training
 from repl_rl.trajectory.trajectory import Trajectory
 from tests.support.trainer.tiny_policies import (
     SampledSource,
@@ -68,7 +68,9 @@ def trained(fast: bool, out: Path) -> None:
     tasks = [Task(f"task {i}", f"{i}?", "1", family=f"odd/{i % 2}") for i in range(6)]
     # In one of the two ways a curriculum chooses: its draws must not depend on the number of processes either.
     curriculum = Curriculum(tasks) if config.fast_logprobs else None
-    run_training(model, tiny_tokenizer(), [task.id for task in tasks], source, config, out, on_step, curriculum)
+    run_training(
+        model, tiny_tokenizer(), [task.id for task in tasks], source, config, out, TrainingOptions(on_step, curriculum)
+    )
     if os.environ.get("RANK", "0") == "0":
         (out / "records.json").write_text(json.dumps(records))
 

@@ -1,12 +1,14 @@
 """Lines meet tokens once, and what is not the policy's is 0 everywhere."""
 
+import re
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from repl_rl.errors import InvariantError
-from repl_rl.trainer.logprobs import broadcast_to_tokens, build_line_numbers, build_token_columns
+from repl_rl.trainer.logprobs import TokenColumns, broadcast_to_tokens, build_line_numbers, build_token_columns
 from repl_rl.trajectory.trajectory import (
     Failure,
     FailureKind,
@@ -93,3 +95,15 @@ def test_a_wrong_number_of_values_is_refused_with_both_numbers() -> None:
         broadcast_to_tokens([[1.0, 2.0]], [t], 5)
     with pytest.raises(InvariantError, match="1 tokens, the batch is 0 wide"):
         broadcast_to_tokens([[1.0]], [t], 0)
+
+
+@pytest.mark.parametrize(("columns", "problem"), [
+    (([[1]], [[2]], [[-0.5]], []), "columns of a batch have [0, 1] rows; give one row per rollout in each"),
+    (([[1]], [[2, 3]], [[-0.5]], [[1, 1]]),
+     "row 0 of a batch has 2 ids, 1 log probabilities and a mask of 2; give one of each per token"),
+])  # fmt: skip
+def test_columns_of_unequal_rows_or_lengths_cannot_be_made(
+    columns: tuple[list[list[int]], list[list[int]], list[list[float]], list[list[int]]], problem: str
+) -> None:
+    with pytest.raises(InvariantError, match=re.escape(problem)):
+        TokenColumns(*columns)
