@@ -90,7 +90,7 @@ _RENAMED_FIELDS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "repl_rl.rollout.sampler_base:ReplSampler": {
             "give_up_after": "max_error_streak",
         },
-        "repl_rl.sft.select_rollouts:FinetuneConfig": {
+        "repl_rl.sft.finetune_config:FinetuneConfig": {
             "micro_batch": "per_device_batch_size",
         },
     }

@@ -30,7 +30,7 @@ from repl_rl.sft.demonstrations import (
 )
 from repl_rl.sft.demonstrations_from_doctests import DemonstrationCounts
 from repl_rl.sft.finetune import build_labelled_example, run_finetuning
-from repl_rl.sft.select_rollouts import FinetuneConfig
+from repl_rl.sft.finetune_config import FinetuneConfig
 from repl_rl.tasks import Problem, Split, draw_problem, make_task
 from repl_rl.trajectory.trajectory import Trajectory
 

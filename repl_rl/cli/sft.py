@@ -20,7 +20,8 @@ from repl_rl.runs.store import read_trajectories, write_step
 from repl_rl.settings.argument_parser import ParsedSettings, parse_with_sources
 from repl_rl.settings.help_pages import COMMON
 from repl_rl.settings.value_bounds import AtLeast, check_fields
-from repl_rl.sft.select_rollouts import POLICY, FinetuneConfig, Selection, select_best_rollouts
+from repl_rl.sft.finetune_config import POLICY, FinetuneConfig
+from repl_rl.sft.select_rollouts import Selection, select_best_rollouts
 from repl_rl.tasks import Split, Task
 from repl_rl.trajectory.trajectory import Trajectory
 from repl_rl.utils.atomic_files import open_output_folder, validate_no_inputs_inside

@@ -31,7 +31,7 @@ from repl_rl.models.disable_dropout import disable_dropout
 from repl_rl.models.lm_head import choose_attention, forbid_ids
 from repl_rl.models.parameter_names import complete_checkpoint, read_config, resolve_causal_class
 from repl_rl.rollout.token_renderer import Renderer
-from repl_rl.sft.select_rollouts import POLICY, FinetuneConfig
+from repl_rl.sft.finetune_config import POLICY, FinetuneConfig
 from repl_rl.trajectory.trajectory import Trajectory, spread
 from repl_rl.utils.atomic_files import replace_folder_atomically
 

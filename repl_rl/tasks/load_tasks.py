@@ -5,8 +5,8 @@ Errors name the file, the line and the field.
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -16,14 +16,17 @@ from urllib.parse import parse_qsl
 from repl_rl.errors import ConfigError, ReplRLError, UserCodeError
 from repl_rl.settings.component_registry import Registry
 from repl_rl.tasks.generated_tasks import generate, get_families
-from repl_rl.tasks.public_benchmarks import (
-    SuiteAdapter,
-    make_aime_task,
-    make_humaneval_task,
-    make_math500_task,
-    make_mbpp_task,
+from repl_rl.tasks.public_benchmarks import SUITES, SuiteAdapter, make_gsm8k_task, make_math_task
+from repl_rl.tasks.read_rows import (
+    FIELD,
+    FieldOptions,
+    TaskRow,
+    get_field,
+    get_field_name,
+    is_number,
+    read_rows,
+    read_workspace,
 )
-from repl_rl.tasks.read_rows import FIELD, TaskRow, is_number, read_rows, read_workspace
 from repl_rl.tasks.task import FollowUp, Split, Task, get_split, parse_split, parse_weighted_judges
 from repl_rl.tasks.task_source import TaskRequest, TaskSource
 
@@ -139,29 +142,11 @@ def _load_from(kind: TaskSource, place: str, request: TaskRequest) -> tuple[Task
     return tasks
 
 
-@dataclass(frozen=True, slots=True)
-class _RowReader:
-    """Names of the fields of one source, as the user mapped them."""
-
-    options: Mapping[str, str] = field(default_factory=dict)
-
-    def get_text(self, row: TaskRow, name: str, default: str | None = None) -> str:
-        """Return the text of the field that the source has for `name`. A field that the user mapped is required."""
-        mapped = self.options.get(name)
-        return row.get_text(mapped) if mapped is not None else row.get_text(name, default)
-
-    def get_field_name(self, name: str) -> str:
-        """Return the name that the source has for the field `name`."""
-        return self.options.get(name, name)
-
-
-TaskAdapter = Callable[[TaskRow, _RowReader], Task]
-
-
-def _iterate_tasks(adapter: TaskAdapter, source: str, judges: Collection[str] | None) -> Iterator[tuple[TaskRow, Task]]:
+def _iterate_tasks(
+    adapter: SuiteAdapter, source: str, judges: Collection[str] | None
+) -> Iterator[tuple[TaskRow, Task]]:
     """Yield the rows of a source, each with its task. `judges` are those that a row may name; None permits any."""
     place, options = _split_source_options(source)
-    reading = _RowReader(options)
     columns = place.startswith("dataset:") or place.endswith(".parquet")
     folder = None if place.startswith("dataset:") else Path(place).parent
     # Every field that the task does not use stays in `Task.fields`.
@@ -170,7 +155,7 @@ def _iterate_tasks(adapter: TaskAdapter, source: str, judges: Collection[str] | 
     for row in read_rows(place, options):
         workspace = read_workspace(row, folder, columns=columns)
         others = {name: value for name, value in row.fields.items() if name not in taken}
-        task = replace(adapter(row, reading), workspace=workspace, fields=others)
+        task = replace(adapter(row, options), workspace=workspace, fields=others)
         # A judge in the source's options is the user's own choice.
         if judges is not None and "judge" not in options:
             _validate_row_judges(row.location, task, judges)
@@ -213,15 +198,16 @@ def _iterate_distinct(tasks: Iterable[tuple[TaskRow, Task]]) -> Iterator[Task]:
         yield task
 
 
-def _make_plain_task(row: TaskRow, reading: _RowReader) -> Task:
+def _make_plain_task(row: TaskRow, options: FieldOptions) -> Task:
+    answer = get_field_name(row, options, "answer", "answer")
     return Task(
-        id=reading.get_text(row, "id", str(row.number)),
-        question=reading.get_text(row, "question"),
-        answer=reading.get_text(row, "answer"),
-        judge=reading.options.get("judge") or _choose_judge(row, reading.get_field_name("answer")),
-        family=reading.get_text(row, "family", ""),
+        id=get_field(row, options, "id", "id", default=str(row.number)),
+        question=get_field(row, options, "question", "question"),
+        answer=row.get_text(answer),
+        judge=options.get("judge") or _choose_judge(row, answer),
+        family=get_field(row, options, "family", "family", default=""),
         follow_ups=tuple(_iterate_follow_ups(row)),
-        where=row.describe_field(reading.get_field_name("answer")),
+        where=row.describe_field(answer),
     )
 
 
@@ -242,55 +228,8 @@ def _iterate_follow_ups(row: TaskRow) -> Iterator[FollowUp]:
         yield FollowUp(inner.get_text("question"), inner.get_text("answer"), judge, place)
 
 
-def _make_gsm8k_task(row: TaskRow, reading: _RowReader) -> Task:
-    worked = reading.get_text(row, "answer")
-    _, marker, answer = worked.rpartition("####")
-    if not marker or not answer.strip():
-        raise ConfigError(f"{row.location}: answer", worked[-_SHOWN_CHARS:], "end it with '#### ' and the number")
-    return Task(
-        id=f"gsm8k-{row.number - 1}",
-        question=reading.get_text(row, "question"),
-        answer=answer.strip(),
-        judge=reading.options.get("judge", "numeric"),
-        family=reading.get_text(row, "family", "gsm8k"),
-        where=row.describe_field(reading.get_field_name("answer")),
-    )
-
-
-def _make_math_task(row: TaskRow, reading: _RowReader) -> Task:
-    question = "question" if "question" in reading.options or row.get_value("problem") is None else "problem"
-    given = reading.get_text(row, "answer", "")
-    answer = given or _extract_boxed_answer(row)
-    family = row.get_text("subject", "") or row.get_text("type", "math")
-    return Task(
-        id=f"math-{reading.get_text(row, 'id', '') or row.get_text('unique_id', str(row.number - 1))}",
-        question=reading.get_text(row, question),
-        answer=answer,
-        judge=reading.options.get("judge", "math"),
-        family=reading.get_text(row, "family", family),
-        where=row.describe_field(reading.get_field_name("answer") if given else "solution"),
-    )
-
-
-def _extract_boxed_answer(row: TaskRow) -> str:
-    """Return the content of the last `\\boxed{}` of the solution, including inner braces."""
-    solution = row.get_text("solution")
-    _, marker, rest = solution.rpartition("\\boxed{")
-    # Find the brace that closes it.
-    depth = 1
-    for at, character in enumerate(rest):
-        depth += {"{": 1, "}": -1}.get(character, 0)
-        if depth == 0 and marker and rest[:at].strip():
-            return rest[:at].strip()
-    raise ConfigError(f"{row.location}: field 'solution'", solution[-_SHOWN_CHARS:], "put the answer into \\boxed{...}")
-
-
-def _make_suite_adapter(suite: SuiteAdapter) -> TaskAdapter:
-    return lambda row, reading: suite(row, reading.options)
-
-
-_KEPT: MappingProxyType[TaskAdapter, tuple[str, ...]] = MappingProxyType(
-    {_make_gsm8k_task: ("id", "answer", "judge"), _make_math_task: ("judge",)}
+_KEPT: MappingProxyType[SuiteAdapter, tuple[str, ...]] = MappingProxyType(
+    {make_gsm8k_task: ("id", "answer", "judge"), make_math_task: ("judge",)}
 )
 """Fields of `_ROW_FIELDS` that an adapter does not read, or reads only in part, so that they stay in `Task.fields`."""
 
@@ -318,7 +257,7 @@ class _Files(TaskSource):
     def load(self, place: str, request: TaskRequest) -> Iterable[Task]:
         return self._load_rows(place, request, _make_plain_task)
 
-    def _load_rows(self, place: str, request: TaskRequest, adapter: TaskAdapter) -> Iterable[Task]:
+    def _load_rows(self, place: str, request: TaskRequest, adapter: SuiteAdapter) -> Iterable[Task]:
         # Read to the end, so that an error does not depend on the number of tasks that are wanted.
         return tuple(_iterate_distinct(_iterate_tasks(adapter, place, request.allowed_judges)))
 
@@ -336,7 +275,7 @@ class _Datasets(_Files):
         return super().load(f"{self.kind}:{place}", request)
 
 
-def _make_suite_source(name: str, title: str, adapter: TaskAdapter) -> type[TaskSource]:
+def _make_suite_source(name: str, title: str, adapter: SuiteAdapter) -> type[TaskSource]:
     """Return the source of a known suite: files and data sets whose rows have the form of that suite."""
 
     class Suite(_Files):
@@ -349,21 +288,12 @@ def _make_suite_source(name: str, title: str, adapter: TaskAdapter) -> type[Task
     return Suite
 
 
-_SUITES: Sequence[tuple[str, str, TaskAdapter]] = (
-    ("gsm8k", "GSM8K", _make_gsm8k_task),
-    ("math", "MATH", _make_math_task),
-    ("math500", "MATH-500", _make_suite_adapter(make_math500_task)),
-    ("aime", "AIME", _make_suite_adapter(make_aime_task)),
-    ("humaneval", "HumanEval", _make_suite_adapter(make_humaneval_task)),
-    ("mbpp", "MBPP", _make_suite_adapter(make_mbpp_task)),
-)
-"""Prefix, title and adapter of each known suite."""
 TASK_SOURCES: Registry[TaskSource] = Registry(
     "source of tasks",
     {
         _Builtin.kind: _Builtin,
         _Datasets.kind: _Datasets,
-        **{name: _make_suite_source(name, title, adapter) for name, title, adapter in _SUITES},
+        **{name: _make_suite_source(name, title, adapter) for name, title, adapter in SUITES},
     },
     ["repl_rl.task_sources"],
 )

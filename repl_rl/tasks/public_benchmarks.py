@@ -1,4 +1,4 @@
-"""Public benchmark suites as tasks: MATH-500, AIME, HumanEval and MBPP, each with its judge.
+"""Public benchmark suites as tasks: GSM8K, MATH, MATH-500, AIME, HumanEval and MBPP, each with its judge.
 
 Each published form of a suite is supported: full and sanitized MBPP, and AIME with or without capital field names. The
 judge `tests` grades HumanEval and MBPP. Their answer is a program, or a function of the console.
@@ -6,12 +6,12 @@ judge `tests` grades HumanEval and MBPP. Their answer is a program, or a functio
 
 import ast
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from repl_rl.errors import ConfigError
 from repl_rl.tasks.find_trivial_tests import can_fail, find_check_mistake, find_mistake
 from repl_rl.tasks.parse_assertions import find_isclose_names, qualify_isclose, split_assertion
-from repl_rl.tasks.read_rows import TaskRow
+from repl_rl.tasks.read_rows import FieldOptions, TaskRow, get_field, get_field_name
 from repl_rl.tasks.task import Task, fingerprint_question
 from repl_rl.tasks.validate_text import NotPython, parse_python, print_python, validate_utf8
 
@@ -24,9 +24,55 @@ _quiet.append(__import__("contextlib").redirect_stderr(_quiet[0]._new_target))
 [each.__exit__(None, None, None) for each in _quiet[::-1]]
 """
 """Template that runs code and drops its output. The code is not indented, since that would alter texts in it."""
-FieldOptions = Mapping[str, str]
-"""Options of the user about the fields, after `?`."""
 SuiteAdapter = Callable[[TaskRow, FieldOptions], Task]
+
+
+def make_gsm8k_task(row: TaskRow, options: FieldOptions) -> Task:
+    """Return a task of GSM8K: `question`, and `answer`, which ends in `#### ` and a number. The judge is `numeric`."""
+    worked = get_field(row, options, "answer", "answer")
+    _, marker, answer = worked.rpartition("####")
+    if not marker or not answer.strip():
+        raise ConfigError(f"{row.location}: answer", worked[-_SHOWN_CHARS:], "end it with '#### ' and the number")
+    return Task(
+        id=f"gsm8k-{row.number - 1}",
+        question=get_field(row, options, "question", "question"),
+        answer=answer.strip(),
+        judge=options.get("judge", "numeric"),
+        family=get_field(row, options, "family", "family", default="gsm8k"),
+        where=row.describe_field(get_field_name(row, options, "answer", "answer")),
+    )
+
+
+def make_math_task(row: TaskRow, options: FieldOptions) -> Task:
+    """Return a task of MATH: `problem` or `question`, and `answer`, or a `solution` with the answer in `\\boxed{}`.
+
+    The judge is `math`, and each subject is a family.
+    """
+    question = "question" if row.get_value("problem") is None else "problem"
+    given = get_field(row, options, "answer", "answer", default="")
+    answer = given or _extract_boxed_answer(row)
+    family = row.get_text("subject", "") or row.get_text("type", "math")
+    return Task(
+        id=f"math-{get_field(row, options, 'id', 'id', default='') or row.get_text('unique_id', str(row.number - 1))}",
+        question=get_field(row, options, "question", question),
+        answer=answer,
+        judge=options.get("judge", "math"),
+        family=get_field(row, options, "family", "family", default=family),
+        where=row.describe_field(get_field_name(row, options, "answer", "answer") if given else "solution"),
+    )
+
+
+def _extract_boxed_answer(row: TaskRow) -> str:
+    """Return the content of the last `\\boxed{}` of the solution, including inner braces."""
+    solution = row.get_text("solution")
+    _, marker, rest = solution.rpartition("\\boxed{")
+    # Find the brace that closes it.
+    depth = 1
+    for at, character in enumerate(rest):
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        if depth == 0 and marker and rest[:at].strip():
+            return rest[:at].strip()
+    raise ConfigError(f"{row.location}: field 'solution'", solution[-_SHOWN_CHARS:], "put the answer into \\boxed{...}")
 
 
 def make_math500_task(row: TaskRow, options: FieldOptions) -> Task:
@@ -37,11 +83,11 @@ def make_math500_task(row: TaskRow, options: FieldOptions) -> Task:
     level = row.get_text("level", "")
     return Task(
         id=_make_task_name("math500", row, options, "unique_id", "id"),
-        question=_get_field(row, options, "question", "problem"),
-        answer=_get_field(row, options, "answer", "answer"),
+        question=get_field(row, options, "question", "problem"),
+        answer=get_field(row, options, "answer", "answer"),
         judge=options.get("judge", "math"),
-        family=_get_field(row, options, "family", "family", default=f"math500/{level}" if level else "math500"),
-        where=row.describe_field(_get_field_name(row, options, "answer", "answer")),
+        family=get_field(row, options, "family", "family", default=f"math500/{level}" if level else "math500"),
+        where=row.describe_field(get_field_name(row, options, "answer", "answer")),
     )
 
 
@@ -50,7 +96,7 @@ def make_aime_task(row: TaskRow, options: FieldOptions) -> Task:
 
     The answer is an integer from 0 to 999.
     """
-    answer = _get_field(row, options, "answer", "answer", "Answer")
+    answer = get_field(row, options, "answer", "answer", "Answer")
     plain = answer.strip().removesuffix(".0")
     if not (plain.isascii() and plain.isdigit() and len(plain.lstrip("0")) <= 3):
         raise ConfigError(
@@ -58,11 +104,11 @@ def make_aime_task(row: TaskRow, options: FieldOptions) -> Task:
         )
     return Task(
         id=_make_task_name("aime", row, options, "id", "ID", "problem_idx"),
-        question=_get_field(row, options, "question", "problem", "Problem", "question"),
+        question=get_field(row, options, "question", "problem", "Problem", "question"),
         answer=str(int(plain)),
         judge=options.get("judge", "numeric"),
-        family=_get_field(row, options, "family", "year", "Year", default="aime"),
-        where=row.describe_field(_get_field_name(row, options, "answer", "answer", "Answer")),
+        family=get_field(row, options, "family", "year", "Year", default="aime"),
+        where=row.describe_field(get_field_name(row, options, "answer", "answer", "Answer")),
     )
 
 
@@ -71,7 +117,7 @@ def make_humaneval_task(row: TaskRow, options: FieldOptions) -> Task:
 
     The answer may be a whole program, a continuation of the prompt, or the function as defined in the console.
     """
-    prompt, entry = _get_field(row, options, "question", "prompt"), row.get_text("entry_point")
+    prompt, entry = get_field(row, options, "question", "prompt"), row.get_text("entry_point")
     if not entry.isidentifier():
         raise ConfigError(f"{row.location}: field 'entry_point'", entry, "give the name of a function")
     tests = _DoctestBuilder(row, _build_helper_code(prompt))
@@ -95,7 +141,7 @@ def make_humaneval_task(row: TaskRow, options: FieldOptions) -> Task:
         question=question,
         answer=str(tests),
         judge=options.get("judge", "tests"),
-        family=_get_field(row, options, "family", "family", default="humaneval"),
+        family=get_field(row, options, "family", "family", default="humaneval"),
         where=row.describe_field("test"),
     )
 
@@ -123,31 +169,21 @@ def make_mbpp_task(row: TaskRow, options: FieldOptions) -> Task:
     for test in tests:
         doctests.add_tests(test)
     listing = "\n".join(tests)
-    description = _get_field(row, options, "question", "text", "prompt")
+    description = get_field(row, options, "question", "text", "prompt")
     instruction = "Submit the function, or a program that defines it as one text. It must pass these tests:"
     return Task(
         id=_make_task_name("mbpp", row, options, "task_id"),
         question=f"{description}\n{instruction}\n\n{listing}\n",
         answer=str(doctests),
         judge=options.get("judge", "tests"),
-        family=_get_field(row, options, "family", "family", default="mbpp"),
+        family=get_field(row, options, "family", "family", default="mbpp"),
         where=row.describe_field("test_list"),
     )
 
 
-def _get_field(row: TaskRow, options: FieldOptions, name: str, *fields: str, default: str | None = None) -> str:
-    """Return the text of the field that the user named for `name`, or else of the first of `fields` that exists."""
-    return row.get_text(_get_field_name(row, options, name, *fields), None if name in options else default)
-
-
-def _get_field_name(row: TaskRow, options: FieldOptions, name: str, *fields: str) -> str:
-    """Return the name of the field that `_get_field` reads."""
-    return options.get(name) or next((field for field in fields if row.get_value(field) is not None), fields[0])
-
-
 def _make_task_name(suite: str, row: TaskRow, options: FieldOptions, *fields: str) -> str:
     """Return the id of a task: the suite, and the row's own name or its number from 0."""
-    name = _get_field(row, options, "id", *fields, default=str(row.number - 1)) if fields else str(row.number - 1)
+    name = get_field(row, options, "id", *fields, default=str(row.number - 1)) if fields else str(row.number - 1)
     tail = name.removeprefix("HumanEval/").removesuffix(".json").strip("/").replace("/", "-")
     return f"{suite}-{tail}"
 
@@ -284,3 +320,14 @@ def _is_noop(statement: ast.stmt) -> bool:
     if isinstance(statement, ast.Assert):
         value = statement.test if isinstance(statement.test, ast.Constant) and statement.test.value else None
     return isinstance(statement, ast.Pass) or isinstance(value, ast.Constant)
+
+
+SUITES: Sequence[tuple[str, str, SuiteAdapter]] = (
+    ("gsm8k", "GSM8K", make_gsm8k_task),
+    ("math", "MATH", make_math_task),
+    ("math500", "MATH-500", make_math500_task),
+    ("aime", "AIME", make_aime_task),
+    ("humaneval", "HumanEval", make_humaneval_task),
+    ("mbpp", "MBPP", make_mbpp_task),
+)
+"""Prefix, title and adapter of each suite."""

@@ -370,3 +370,17 @@ def _describe_error(error: Exception) -> str:
 
 def _shorten(value: object) -> str:
     return repr(value)[:_SHOWN_CHARS]
+
+
+FieldOptions = Mapping[str, str]
+"""Options of the user about the fields of a source, after `?`: field of a task -> its name in the rows."""
+
+
+def get_field(row: TaskRow, options: FieldOptions, name: str, *fields: str, default: str | None = None) -> str:
+    """Return the text of the field that the user named for `name`, or else of the first of `fields` that exists."""
+    return row.get_text(get_field_name(row, options, name, *fields), None if name in options else default)
+
+
+def get_field_name(row: TaskRow, options: FieldOptions, name: str, *fields: str) -> str:
+    """Return the name of the field that `get_field` reads."""
+    return options.get(name) or next((field for field in fields if row.get_value(field) is not None), fields[0])

@@ -20,7 +20,8 @@ from repl_rl.errors import ConfigError
 from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.runs.store import read_trajectories, write_step
 from repl_rl.sft.finetune import IGNORED, build_labelled_example, build_sft_args, build_trainer, run_finetuning
-from repl_rl.sft.select_rollouts import FinetuneConfig, select_best_rollouts
+from repl_rl.sft.finetune_config import FinetuneConfig
+from repl_rl.sft.select_rollouts import select_best_rollouts
 from repl_rl.tasks import Split, get_split, load_tasks
 from repl_rl.trajectory.trajectory import Failure, FailureKind, Stop, Trajectory
 from repl_rl.utils.file_lock import OWNER

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from repl_rl.models.describe_load_error import copy_generation_config
 from repl_rl.models.resolve_model import resolve_model
 from repl_rl.sft.finetune import build_labelled_example, run_finetuning
-from repl_rl.sft.select_rollouts import FinetuneConfig
+from repl_rl.sft.finetune_config import FinetuneConfig
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.train import TrainingOptions, run_training
 from tests.support.finetuning import RENDERER, RIGHT

@@ -21,7 +21,7 @@ from repl_rl.runs.list_runs import RunStatus, read_run_info
 from repl_rl.runs.run_folder import RUN, RunFolder
 from repl_rl.runs.store.export_formats import TABLE
 from repl_rl.sandbox import jupyter_kernelspec as jupyter
-from repl_rl.sft.select_rollouts import POLICY
+from repl_rl.sft.finetune_config import POLICY
 from repl_rl.trainer.plugins.checkpoint import open_run
 from repl_rl.trainer.train import train
 from repl_rl.utils.atomic_files import OutputFolder, list_contents, open_output_folder

@@ -12,7 +12,7 @@ from repl_rl.cli import main
 from repl_rl.cli.transcripts import TRANSCRIPTS
 from repl_rl.errors import ConfigError
 from repl_rl.runs.store.export_formats import TABLE
-from repl_rl.sft.select_rollouts import POLICY
+from repl_rl.sft.finetune_config import POLICY
 from repl_rl.utils import atomic_files as folders
 from repl_rl.utils.atomic_files import (
     OutputFolder,

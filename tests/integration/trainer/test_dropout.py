@@ -12,7 +12,7 @@ from repl_rl.engine import Transformers
 from repl_rl.errors import ConfigError
 from repl_rl.models.disable_dropout import disable_dropout
 from repl_rl.sft.finetune import build_labelled_example, run_finetuning
-from repl_rl.sft.select_rollouts import FinetuneConfig
+from repl_rl.sft.finetune_config import FinetuneConfig
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.config_checks import validate_model
 from repl_rl.trainer.train import TrainingOptions, run_training
