@@ -41,7 +41,8 @@ OLD_MODULES = MappingProxyType(
         "repl_rl.tasks.environments": "repl_rl.integrations.verifiers_tasks",
         "repl_rl.trainer.train_loop": "repl_rl.trainer.train",
         "repl_rl.trainer.train_setup": "repl_rl.trainer.train",
-        "repl_rl.engine.registry": "repl_rl.engine.engine_configs",
+        "repl_rl.engine.engine_configs": "repl_rl.engine.backend_configs",
+        "repl_rl.engine.registry": "repl_rl.engine.backend_configs",
     }
 )
 """Old path to the new one of each moved module that pages and settings named."""
@@ -69,7 +70,7 @@ _RENAMED_FIELDS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "checkpointing": "gradient_checkpointing",
             "save_every": "save_steps",
         },
-        "repl_rl.engine.engine_configs:Vllm": {
+        "repl_rl.engine.backend_configs:Vllm": {
             "threads": "cpu_threads",
             "drive": "request_mode",
         },

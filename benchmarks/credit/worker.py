@@ -27,8 +27,8 @@ from repl_rl.sandbox import Local, SandboxConfig, SandboxOptions
 from repl_rl.sandbox.inprocess import InProcess
 from repl_rl.tasks import Split, Task
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.grpo_config import build_credit_config
 from repl_rl.trainer.load_policy import load_model
+from repl_rl.trainer.trl_arguments import build_credit_config
 from repl_rl.trainer.weight_sync import compute_weight_bytes, open_weights_folder, save_weights
 from repl_rl.trajectory.trajectory import Observed, Trajectory
 from repl_rl.trajectory.trajectory_metrics import compute_trajectory_metrics

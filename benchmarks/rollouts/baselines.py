@@ -9,8 +9,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from benchmarks.rollouts.forced_lengths import ForcedRenderer, Plan, TimedEngine
+from repl_rl.engine.backend_configs import RequestMode
 from repl_rl.engine.base import Chunk, Sampling
-from repl_rl.engine.engine_configs import RequestMode
 from repl_rl.engine.vllm_engine import VllmEngine
 from repl_rl.rollout import ReplSampler, Rollouts, RolloutSettings
 from repl_rl.rollout.retry import FaultRetries

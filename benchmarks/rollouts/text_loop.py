@@ -10,8 +10,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from vllm import LLM, SamplingParams
 
 from benchmarks.rollouts.baselines import QUESTION, Stage, Way
+from repl_rl.engine.backend_configs import Vllm
 from repl_rl.engine.config import EngineOptions, read_model_folder
-from repl_rl.engine.engine_configs import Vllm
 from repl_rl.engine.vllm_engine import build_process_environment, build_vllm_arguments
 from repl_rl.engine.vllm_subprocess import open_socket_folder, set_environment
 from repl_rl.trajectory.console_text import choose_prompt

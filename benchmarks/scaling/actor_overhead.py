@@ -25,7 +25,7 @@ from repl_rl.ray.rollout_actors import open_ray_cluster
 from repl_rl.rollout import RolloutClient, Rollouts, SyncRollouts
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.tasks import Split, Task
-from repl_rl.trainer.open_rollout_client import build_worker_plan
+from repl_rl.trainer.local_or_ray_rollouts import build_worker_plan
 from repl_rl.trajectory.trajectory import Trajectory
 
 PAGE = Block(ROOT / "docs" / "scaling.md", "scaling/actor_overhead")

@@ -24,7 +24,7 @@ from repl_rl.engine import ScriptedEngine
 from repl_rl.errors import ConfigError
 from repl_rl.ray.config import RayOptions
 from repl_rl.ray.remote_rollouts import RolloutWorkers, WorkerPlan
-from repl_rl.ray.worker import (
+from repl_rl.ray.rollout_worker import (
     GroupRequest,
     Heartbeat,
     RolloutWorker,

@@ -28,9 +28,9 @@ from repl_rl.credit.rewards import CreditConfig
 from repl_rl.errors import ReplRLError
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.grpo import MakeScorerFn, ReplGRPOTrainer, TrainerComponents
-from repl_rl.trainer.grpo_config import GRPOTrainer, grpo_args
 from repl_rl.trainer.logprobs import TOKENS_PER_PASS_CPU, TOKENS_PER_PASS_GPU, LogprobScorer, build_token_columns
 from repl_rl.trainer.plugins.prefix_sharing import PrefixSharing, PrefixSharingScorer
+from repl_rl.trainer.trl_arguments import GRPOTrainer, grpo_args
 from repl_rl.trajectory.trajectory import Trajectory
 
 Side = Literal["ours", "off", "other", "trl"]

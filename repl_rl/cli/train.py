@@ -1,7 +1,7 @@
 """`repl-rl train`: evaluate a policy, train it, evaluate it again, and print the difference.
 
-`TrainConfig` has the settings and `main` checks them. The run itself is in `repl_rl.cli.training_run`. This module also
-has its output: the progress, the summary, and a picture of the curves.
+`TrainConfig` has the settings and `main` checks them. The run itself is in `repl_rl.cli.train_and_evaluate`. The output
+is here, too: the progress, the summary, and a picture of the curves.
 """
 
 import time
@@ -131,7 +131,7 @@ def main(argv: Sequence[str]) -> int:
             remedy = "the chat template writes it, and processes that train together must agree; give a date"
             raise ConfigError("date", config.date, remedy)
         # The import takes seconds, which a mistake in the settings need not wait for.
-        from repl_rl.cli.training_run import Run
+        from repl_rl.cli.train_and_evaluate import Run
 
         run = Run(resolved, folder)
         config = run.config

@@ -16,7 +16,7 @@ from transformers.utils import is_flash_attn_2_available
 
 from repl_rl.doctor_gpu import CheckContext, Figures, NotRun
 from repl_rl.doctor_gpu.hybrid_models import write_hybrid_policy
-from repl_rl.doctor_gpu.sampled_sessions import (
+from repl_rl.doctor_gpu.logprob_gap import (
     PROMPTS,
     STOPS,
     SampledSession,

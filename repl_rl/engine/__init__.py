@@ -3,9 +3,9 @@
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
+from repl_rl.engine.backend_configs import RequestMode, ScriptedEngineConfig, Transformers, Vllm
 from repl_rl.engine.base import Chunk, ChunkEnd, Engine, EngineSession, Sampling, Watch
 from repl_rl.engine.config import Dtype, EngineConfig, EngineOptions, KvOnSync
-from repl_rl.engine.engine_configs import RequestMode, ScriptedEngineConfig, Transformers, Vllm
 from repl_rl.engine.scripted_engine import ScriptedEngine, ScriptedPolicy
 from repl_rl.errors import ConfigError
 from repl_rl.settings.component_registry import Registry

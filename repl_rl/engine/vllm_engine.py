@@ -33,6 +33,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from repl_rl.engine.backend_configs import RequestMode, Vllm
 from repl_rl.engine.base import (
     Chunk,
     ChunkEnd,
@@ -46,7 +47,6 @@ from repl_rl.engine.base import (
     find_chunk_end,
 )
 from repl_rl.engine.config import Dtype, EngineOptions, ModelInfo, read_model_folder
-from repl_rl.engine.engine_configs import RequestMode, Vllm
 from repl_rl.engine.kv_admission import (
     AdmissionQueue,
     KvAdmission,

@@ -22,7 +22,7 @@ from repl_rl.judges.grade_answer import (
     parse_number,
 )
 from repl_rl.judges.judge_subprocess import JudgeLimits, JudgeProcesses
-from repl_rl.judges.unit_tests import run_tests
+from repl_rl.judges.unit_test_judge import run_tests
 
 __all__ = [
     "JUDGES",

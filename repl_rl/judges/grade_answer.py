@@ -21,7 +21,7 @@ from types import MappingProxyType
 
 from repl_rl.errors import ConfigError, UserCodeError
 from repl_rl.judges.judge_subprocess import JudgeProcesses
-from repl_rl.judges.unit_tests import parse_tests, run_tests, run_tests_in
+from repl_rl.judges.unit_test_judge import parse_tests, run_tests, run_tests_in
 from repl_rl.sandbox.base import Sandbox
 from repl_rl.settings.component_registry import import_attribute
 from repl_rl.tasks import Task

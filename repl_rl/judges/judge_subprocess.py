@@ -154,7 +154,7 @@ def load_judge(name: str) -> JudgeFn:
 def _import_formulas() -> ModuleType:
     # The import takes a second and loads sympy, so only a process that grades with it pays.
     try:
-        return importlib.import_module("repl_rl.judges.math_answers")
+        return importlib.import_module("repl_rl.judges.math_judge")
     except ImportError as error:
         remedy = f"it needs the package math-verify (pip install math-verify): {error}"
         raise ConfigError("judge", "math", remedy) from error

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Protocol
 
 from repl_rl.errors import ConfigError
+from repl_rl.models.convert_gguf import compute_stamp
 from repl_rl.models.describe_load_error import copy_generation_config, describe_load_error, make_savable
-from repl_rl.models.gguf import compute_stamp
 from repl_rl.models.validate_weights import load_validated_config
 from repl_rl.utils.atomic_files import replace_folder_atomically
 

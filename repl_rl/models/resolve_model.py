@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from repl_rl.errors import ConfigError
-from repl_rl.models.gguf import convert_gguf
+from repl_rl.models.convert_gguf import convert_gguf
 from repl_rl.models.hub import HubName, download_model
 from repl_rl.models.merge_adapters import has_only_adapters, merge_adapters_into_folder, read_base_model
 from repl_rl.utils.package_data import find_asset

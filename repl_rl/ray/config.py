@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar
 from repl_rl.deprecations import keeps_old_names
 from repl_rl.errors import ConfigError, SandboxUnavailable
 from repl_rl.sandbox.base import Sandbox, SandboxConfig, SandboxOptions
-from repl_rl.sandbox.local import Local
+from repl_rl.sandbox.isolated_subprocess import Local
 from repl_rl.settings.component_registry import NameWithOptions, get_options
 from repl_rl.settings.value_bounds import Above, AtLeast
 from repl_rl.utils.installed_versions import get_version

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 
 from repl_rl.engine.base import PreemptionStats
-from repl_rl.ray.worker import GroupRequest, WeightsRef, WorkerCluster, WorkerSetup, compute_checksum
+from repl_rl.ray.rollout_worker import GroupRequest, WeightsRef, WorkerCluster, WorkerSetup, compute_checksum
 from repl_rl.ray.worker_pool import WorkerHandle, WorkerPool, WorkerTimeouts
 from repl_rl.rollout.concurrent_rollouts import BatchResult
 from repl_rl.rollout.host_functions import compute_call_metrics

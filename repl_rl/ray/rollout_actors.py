@@ -9,8 +9,8 @@ from repl_rl.errors import WorkerLost
 from repl_rl.ray.actor_calls import Actor, Machine, await_answer, kill_actor, list_machines, publish_object, start_actor
 from repl_rl.ray.config import RayOptions
 from repl_rl.ray.connect_cluster import connect_to_ray, validate_cluster_gpus
+from repl_rl.ray.rollout_worker import GroupRequest, Heartbeat, RolloutWorker, WeightsRef, WorkerSetup
 from repl_rl.ray.start_local_cluster import Machines
-from repl_rl.ray.worker import GroupRequest, Heartbeat, RolloutWorker, WeightsRef, WorkerSetup
 from repl_rl.rollout.concurrent_rollouts import BatchResult
 from repl_rl.rollout.rollout_stats import RuntimeInfo
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from repl_rl.errors import ReplRLError, UnrecoverableError, WorkerLost
-from repl_rl.ray.worker import (
+from repl_rl.ray.rollout_worker import (
     GroupRequest,
     Heartbeat,
     WeightsRef,

@@ -10,8 +10,8 @@ from contextlib import AbstractAsyncContextManager
 from repl_rl.sandbox.base import Limits, LineResult, Sandbox, SandboxConfig, SandboxOptions, SandboxSession
 from repl_rl.sandbox.docker import Docker
 from repl_rl.sandbox.inprocess import InProcessSandbox
+from repl_rl.sandbox.isolated_subprocess import Local
 from repl_rl.sandbox.jupyter_gateway import Gateway
-from repl_rl.sandbox.local import Local
 from repl_rl.sandbox.unsafe_subprocess import Unsafe
 from repl_rl.settings.component_registry import Registry
 

@@ -30,7 +30,7 @@ from typing import Annotated, ClassVar, Literal, Protocol, TypedDict, TypeVar
 from repl_rl.errors import ConfigError, SandboxUnavailable
 from repl_rl.sandbox.base import INODES, Limits, Sandbox, SandboxConfig, SandboxOptions
 from repl_rl.sandbox.console_pool import open_fork_server_sandbox
-from repl_rl.sandbox.local import ENVIRONMENT, INSIDE
+from repl_rl.sandbox.isolated_subprocess import ENVIRONMENT, INSIDE
 from repl_rl.settings.value_bounds import AtLeast, check_fields
 from repl_rl.utils.hardware import count_cores
 from repl_rl.utils.package_data import find_asset

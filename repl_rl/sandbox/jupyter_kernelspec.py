@@ -14,7 +14,7 @@ from jupyter_client.manager import KernelManager
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 
 from repl_rl.errors import ConfigError, SandboxUnavailable
-from repl_rl.sandbox import local
+from repl_rl.sandbox import isolated_subprocess
 from repl_rl.sandbox.bubblewrap import build_view
 from repl_rl.sandbox.fork_server_client import draw_uid
 from repl_rl.utils.atomic_files import folder_for_sockets, validate_replaceable_file, write_text_atomically
@@ -113,21 +113,21 @@ class BubblewrapProvisioner(LocalProvisioner):
         manager.ip = f"{self._folder}/kernel"
         manager.connection_file = f"{self._folder}/connection.json"
         settings = await super().pre_launch(**kwargs)
-        kernel_argv = [f"{local.INSIDE}/__main__.py", "-f", manager.connection_file, "--sealed"]
+        kernel_argv = [f"{isolated_subprocess.INSIDE}/__main__.py", "-f", manager.connection_file, "--sealed"]
         # bubblewrap would make the parent folders for root alone, and the kernel is another user.
         parents = [("--perms", "0755", "--dir", str(parent)) for parent in reversed(Path(self._folder).parents)]
         binds = (*(word for options in parents for word in options), "--bind", self._folder, self._folder)
         if os.geteuid() != 0:
-            settings["cmd"] = local.wrap_in_bubblewrap(bwrap, [sys.executable, *kernel_argv], binds=binds)
+            settings["cmd"] = isolated_subprocess.wrap_in_bubblewrap(bwrap, [sys.executable, *kernel_argv], binds=binds)
             return settings
         # The folder is on the host. Files that the kernel makes there must not be root's.
         uid = draw_uid()
         for path in (self._folder, manager.connection_file):
             os.chown(path, uid, uid)
-        settings["cmd"] = local.wrap_in_bubblewrap(
+        settings["cmd"] = isolated_subprocess.wrap_in_bubblewrap(
             bwrap,
             [sys.executable, *kernel_argv, "--user", str(uid)],
-            view=build_view(Path(local.INSIDE), (), own_uids=True),
+            view=build_view(Path(isolated_subprocess.INSIDE), (), own_uids=True),
             binds=(*binds, "--chmod", "1777", "/tmp"),
             privileges=_PRIVILEGES,
         )

@@ -12,7 +12,7 @@ from typing import ClassVar
 from repl_rl.sandbox.base import Sandbox, SandboxConfig, SandboxOptions
 from repl_rl.sandbox.console_pool import open_fork_server_sandbox
 from repl_rl.sandbox.fork_server_client import ProcessLauncher
-from repl_rl.sandbox.local import ENVIRONMENT
+from repl_rl.sandbox.isolated_subprocess import ENVIRONMENT
 from repl_rl.utils.package_data import find_asset
 
 

@@ -18,15 +18,15 @@ from repl_rl.engine import ENGINES, EngineConfig, Transformers, Vllm
 from repl_rl.engine.config import Dtype
 from repl_rl.errors import ConfigError
 from repl_rl.models.disable_dropout import validate_deterministic_model
-from repl_rl.models.lm_head import LogitsTransform, get_maskable_output_layer
+from repl_rl.models.logits import LogitsTransform, get_maskable_output_layer
 from repl_rl.models.parameter_names import load_skeleton
 from repl_rl.ray.config import parse_workers
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.settings.component_registry import NameWithOptions
 from repl_rl.trainer.config import TrainerConfig, choose_sampler_dtype, parse_kl
-from repl_rl.trainer.grpo_config import build_credit_config, check_machine, loaded_dtype
 from repl_rl.trainer.plugins.fsdp import is_fsdp_requested, validate_fsdp
 from repl_rl.trainer.plugins.lora import find_untrained
+from repl_rl.trainer.trl_arguments import build_credit_config, check_machine, loaded_dtype
 from repl_rl.trainer.weight_sync import find_folder_with_space
 from repl_rl.utils.processes import choose_gpu, get_world_size
 

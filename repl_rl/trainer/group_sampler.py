@@ -16,9 +16,9 @@ from trl.trainer.utils import RepeatSampler
 from repl_rl.credit.rewards import GroupEntry
 from repl_rl.errors import InvariantError, WeightSyncError
 from repl_rl.tasks import Curriculum, assign_tasks
-from repl_rl.trainer.grpo_config import GRPOTrainer
 from repl_rl.trainer.importance_sampling import LogprobMismatch
 from repl_rl.trainer.rollout_source import RolloutSource
+from repl_rl.trainer.trl_arguments import GRPOTrainer
 from repl_rl.trajectory.trajectory import Trajectory
 
 

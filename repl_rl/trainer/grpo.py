@@ -37,10 +37,9 @@ from repl_rl.credit.rewards import (
 )
 from repl_rl.deprecations import keeps_old_names
 from repl_rl.errors import ConfigError
-from repl_rl.models.lm_head import forbid_ids
+from repl_rl.models.logits import forbid_ids
 from repl_rl.trainer.config import parse_importance
 from repl_rl.trainer.group_sampler import GroupSampler, SyncedStep, TaskSampler
-from repl_rl.trainer.grpo_config import GRPOConfig, GRPOTrainer, validate_task_count, validate_trl_options
 from repl_rl.trainer.importance_sampling import (
     LogprobMismatch,
     apply_importance_correction,
@@ -57,6 +56,7 @@ from repl_rl.trainer.plugins.checkpoint import CheckpointCallback, CheckpointMan
 from repl_rl.trainer.plugins.fsdp import check_model_sharded, enable_fsdp
 from repl_rl.trainer.reference_model import copy_frozen
 from repl_rl.trainer.rollout_source import RolloutSource
+from repl_rl.trainer.trl_arguments import GRPOConfig, GRPOTrainer, validate_task_count, validate_trl_options
 from repl_rl.trainer.weight_sync import WeightSync
 from repl_rl.trajectory.trajectory import Group, Trajectory, compute_mean_parts
 from repl_rl.utils.describe_os_errors import catch_os_errors

@@ -36,15 +36,14 @@ from repl_rl.trainer.config import DynamicSamplingOptions, FifoWindowOptions, Tr
 from repl_rl.trainer.config_checks import validate_gpu_memory, validate_run
 from repl_rl.trainer.group_sampler import GroupSampler
 from repl_rl.trainer.grpo import MakeScorerFn, ReplGRPOTrainer, TrainerComponents
-from repl_rl.trainer.grpo_config import build_credit_config, grpo_args
 from repl_rl.trainer.load_policy import load_model, prepare_trainable_model
-from repl_rl.trainer.logprobs import LogprobScorer
-from repl_rl.trainer.open_rollout_client import (
+from repl_rl.trainer.local_or_ray_rollouts import (
     adapt_to_trainer,
     get_workers_status,
     open_rollout_client,
     write_worker_notes,
 )
+from repl_rl.trainer.logprobs import LogprobScorer
 from repl_rl.trainer.plugins.async_rollouts import AsyncGroups, StalenessSchedule, UpcomingTasks
 from repl_rl.trainer.plugins.checkpoint import CheckpointManager, TrainingState, open_run
 from repl_rl.trainer.plugins.dynamic_sampling import DynamicGroupSampler, TaskPool
@@ -55,6 +54,7 @@ from repl_rl.trainer.plugins.prefix_sharing import PrefixSharing, PrefixSharingS
 from repl_rl.trainer.plugins.trackers import Trackers
 from repl_rl.trainer.rollout_source import HasTasks, OnStep, RolloutSource, StepRecord
 from repl_rl.trainer.step_metrics import StepReporter
+from repl_rl.trainer.trl_arguments import build_credit_config, grpo_args
 from repl_rl.trainer.weight_sync import WarnFn, compute_weight_bytes, open_fallback_folder, open_weights_folder
 from repl_rl.trajectory.trajectory import Trajectory
 from repl_rl.utils.processes import get_rank, get_world_size

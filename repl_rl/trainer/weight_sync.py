@@ -17,9 +17,9 @@ from transformers import PreTrainedModel
 
 from repl_rl.errors import ConfigError, EngineError
 from repl_rl.models.parameter_names import rename_to_checkpoint
-from repl_rl.trainer.grpo_config import GRPOTrainer
 from repl_rl.trainer.plugins.lora import merge_adapter_state
 from repl_rl.trainer.rollout_source import RolloutSource
+from repl_rl.trainer.trl_arguments import GRPOTrainer
 from repl_rl.utils.atomic_files import open_private_folder
 
 _PREFIX = "repl_rl-weights-"

@@ -20,7 +20,7 @@ from repl_rl.runs.trajectory_player import MOST, TrajectoryPlayer
 from repl_rl.settings.argument_parser import parse
 from repl_rl.tasks import load_tasks
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.grpo_config import grpo_args
+from repl_rl.trainer.trl_arguments import grpo_args
 from tests.support import documents
 from tests.support.documents import ROOT
 from tests.unit.test_replay import played

@@ -24,7 +24,7 @@ from repl_rl.sandbox.base import Limits
 from repl_rl.sandbox.console_pool import SharedForkServer
 from repl_rl.sandbox.fork_server_client import ForkServer, ProcessLauncher, RunningProcess
 from repl_rl.sandbox.inprocess import InProcessSession
-from repl_rl.sandbox.local import make_local_launcher
+from repl_rl.sandbox.isolated_subprocess import make_local_launcher
 from repl_rl.tasks import Workspace
 from repl_rl.trajectory.trajectory import FailureKind, Stop, Trajectory
 from repl_rl.utils.package_data import find_asset

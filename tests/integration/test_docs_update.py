@@ -14,7 +14,7 @@ from repl_rl.credit.advantage_estimators import GroupRewards, LineRewards, Rollo
 from repl_rl.credit.rewards import RewardTable, compute_line_rewards
 from repl_rl.settings.argument_parser import parse
 from repl_rl.trainer import config as choices
-from repl_rl.trainer.grpo_config import build_credit_config
+from repl_rl.trainer.trl_arguments import build_credit_config
 from repl_rl.trajectory.trajectory import LineStatus
 from tests.unit.test_rewards import ran, rollout
 

@@ -8,7 +8,7 @@ import pytest
 
 from repl_rl.cli import main
 from repl_rl.judges import grade_answer, grade_async
-from repl_rl.judges.unit_tests import parse_tests
+from repl_rl.judges.unit_test_judge import parse_tests
 from repl_rl.sandbox import open_sandbox
 from repl_rl.tasks import Task
 from tests.unit.test_suites import HUMANEVAL, Fields, file_of, task_of

@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 
 from repl_rl import cli
-from repl_rl.cli import training_run as _imported_before_the_fork  # noqa: F401
+from repl_rl.cli import train_and_evaluate as _imported_before_the_fork  # noqa: F401
 
 
 def run_command(

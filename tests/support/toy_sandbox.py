@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 from repl_rl.sandbox import Local, Sandbox, SandboxConfig, SandboxOptions
 from repl_rl.sandbox.console_pool import open_fork_server_sandbox
-from repl_rl.sandbox.local import make_local_launcher
+from repl_rl.sandbox.isolated_subprocess import make_local_launcher
 from repl_rl.settings.value_bounds import AtLeast, check_fields
 
 

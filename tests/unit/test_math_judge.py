@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from repl_rl.judges.math_answers import NotPython, TooLarge, is_equal, is_readable, read_python
+from repl_rl.judges.math_judge import NotPython, TooLarge, is_equal, is_readable, read_python
 
 EQUAL = (
     ("0.00001", "1e-05"),

@@ -11,7 +11,7 @@ from datasets import Dataset
 
 from repl_rl.errors import ConfigError
 from repl_rl.judges import grade_answer, grade_async
-from repl_rl.judges.unit_tests import parse_tests
+from repl_rl.judges.unit_test_judge import parse_tests
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.sandbox.inprocess import InProcessSandbox
 from repl_rl.tasks import Task, load_tasks

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from repl_rl.sandbox.base import Sandbox
-from repl_rl.sandbox.local import ENVIRONMENT
+from repl_rl.sandbox.isolated_subprocess import ENVIRONMENT
 from repl_rl.utils.package_data import find_asset
 
 _REFUSED = "refused\n"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from repl_rl.errors import ReplRLError
 from repl_rl.sandbox.base import Sandbox
-from repl_rl.sandbox.local import ENVIRONMENT
+from repl_rl.sandbox.isolated_subprocess import ENVIRONMENT
 from repl_rl.trajectory.console_text import split_into_typed_lines
 from repl_rl.utils.installed_versions import iterate_doctest_docstrings
 

@@ -33,6 +33,7 @@ from jupyter_kernel_client.wsclient import KernelWebSocketClient
 from repl_rl.errors import ConfigError, SandboxFault, SandboxLost, SandboxUnavailable, SetupError
 from repl_rl.sandbox.base import INODES, OPEN_FILES, HostCallHandler, Limits, LineResult, SandboxOptions, validate_line
 from repl_rl.sandbox.console_pool import PATIENCE_S, ConsolePool
+from repl_rl.sandbox.isolated_subprocess import ENVIRONMENT
 from repl_rl.sandbox.jupyter_gateway.gateway_address import TOKEN, URL, GatewayAddress
 from repl_rl.sandbox.jupyter_kernelspec import NAME
 from repl_rl.sandbox.jupyter_wire import (
@@ -43,7 +44,6 @@ from repl_rl.sandbox.jupyter_wire import (
     replace_surrogates,
     validate_claim,
 )
-from repl_rl.sandbox.local import ENVIRONMENT
 from repl_rl.trajectory.trajectory import LineStatus, WorkspaceContent
 from repl_rl.utils.package_data import find_asset
 

@@ -25,9 +25,9 @@ from repl_rl.runs.store import from_record, to_record
 from repl_rl.tasks import Curriculum
 from repl_rl.trainer.config import FifoWindowOptions
 from repl_rl.trainer.group_sampler import GroupSampler, SyncedStep, validate_rollouts
-from repl_rl.trainer.grpo_config import GRPOTrainer
 from repl_rl.trainer.importance_sampling import LogprobMismatch, Staleness
 from repl_rl.trainer.rollout_source import AsyncRolloutSource, RolloutSource, WindowedRolloutSource
+from repl_rl.trainer.trl_arguments import GRPOTrainer
 from repl_rl.trajectory.trajectory import Trajectory
 
 

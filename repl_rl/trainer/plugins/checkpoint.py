@@ -24,12 +24,12 @@ from transformers import PreTrainedModel, TrainerCallback, TrainerControl, Train
 from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.runs.run_folder import RunFolder, check_same_settings
 from repl_rl.trainer.checkpoint_schedule import CheckpointSchedule, CheckpointTimer
-from repl_rl.trainer.grpo_config import GRPOTrainer
 from repl_rl.trainer.plugins.fsdp import (
     gather_full_tensor,
     shard_like,
     shard_optimizer_state,
 )
+from repl_rl.trainer.trl_arguments import GRPOTrainer
 from repl_rl.utils.atomic_files import Json, find_newest_intact, remove_all_but_newest, write_folder_durably
 from repl_rl.utils.describe_os_errors import catch_os_errors
 from repl_rl.utils.installed_versions import collect_versions

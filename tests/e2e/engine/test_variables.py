@@ -31,7 +31,7 @@ def test_the_quiet_that_a_block_sets_is_not_taken_for_a_persons_wish_to_see_vllm
 
 @pytest.mark.heavy
 def test_importing_the_trainer_prints_nothing_and_what_trl_sets_is_no_persons_wish_to_see_vllms_log() -> None:
-    code = "import trl, repl_rl.trainer.grpo_config; "
+    code = "import trl, repl_rl.trainer.trl_arguments; "
     code += "from repl_rl.engine.vllm_subprocess import get_log_variables; print(*sorted(get_log_variables()))"
     before = {name: value for name, value in os.environ.items() if name != "VLLM_LOGGING_LEVEL"}
     done = subprocess.run([sys.executable, "-c", code], env=before, capture_output=True, text=True, check=True)
@@ -41,7 +41,7 @@ def test_importing_the_trainer_prints_nothing_and_what_trl_sets_is_no_persons_wi
 
 @pytest.mark.heavy
 def test_a_program_imports_trl_without_vllm_and_a_library_leaves_vllm_to_its_user() -> None:
-    imported = "import sys, repl_rl.trainer.grpo_config, trl.import_utils as of_trl; print('vllm' in sys.modules)"
+    imported = "import sys, repl_rl.trainer.trl_arguments, trl.import_utils as of_trl; print('vllm' in sys.modules)"
     program = "from repl_rl.utils.import_trl import skip_vllm_in_trl; skip_vllm_in_trl(); "
     for code, there in ((imported, True), (program + imported, False)):
         code += "; print(of_trl.is_vllm_available())"

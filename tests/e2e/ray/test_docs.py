@@ -16,7 +16,7 @@ from repl_rl.ray.config import RayOptions, parse_workers
 from repl_rl.ray.connect_cluster import validate_free_gpus
 from repl_rl.ray.remote_rollouts import RolloutWorkers
 from repl_rl.settings.argument_parser import parse
-from repl_rl.trainer.open_rollout_client import build_worker_plan
+from repl_rl.trainer.local_or_ray_rollouts import build_worker_plan
 from tests.support.documents import PAGES, blocks, commands
 from tests.support.ray.memory_cluster import QUICK, MemoryCluster
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.ray.worker import compute_checksum
+from repl_rl.ray.rollout_worker import compute_checksum
 from repl_rl.utils.atomic_files import open_private_folder
 from tests.support.ray.memory_cluster import weights
 
 _NODE = """
 import asyncio, os, sys
-from repl_rl.ray.worker import WeightsRef
-from repl_rl.ray.worker import RolloutWorker
+from repl_rl.ray.rollout_worker import WeightsRef
+from repl_rl.ray.rollout_worker import RolloutWorker
 from tests.support.ray.memory_cluster import setting
 from tests.support.ray.scripted_workers import opened
 

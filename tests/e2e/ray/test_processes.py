@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from repl_rl.errors import InvariantError
 from repl_rl.rollout import SyncRollouts
 from repl_rl.rollout_config import RolloutConfig
-from repl_rl.trainer.open_rollout_client import FollowerRolloutClient, open_rollout_client
+from repl_rl.trainer.local_or_ray_rollouts import FollowerRolloutClient, open_rollout_client
 from tests.support.ray.memory_cluster import TASKS, here
 from tests.support.trainer.launch import launch
 

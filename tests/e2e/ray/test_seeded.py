@@ -16,7 +16,7 @@ from repl_rl.ray.worker_pool import WorkerTimeouts
 from repl_rl.rollout import RolloutClient, SyncRollouts
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.open_rollout_client import build_worker_plan
+from repl_rl.trainer.local_or_ray_rollouts import build_worker_plan
 from repl_rl.trainer.rollout_source import StepRecord
 from repl_rl.trainer.train import TrainingOptions, run_training
 from repl_rl.trajectory.trajectory import Trajectory

@@ -17,7 +17,7 @@ from repl_rl.credit.rewards import CreditConfig, RewardTable, compute_line_rewar
 from repl_rl.errors import ConfigError, InvariantError, WeightSyncError
 from repl_rl.trainer.config import IMPORTANCES
 from repl_rl.trainer.grpo import ReplGRPOTrainer, TrainerComponents
-from repl_rl.trainer.grpo_config import grpo_args
+from repl_rl.trainer.trl_arguments import grpo_args
 from repl_rl.trajectory.trajectory import Observed, Sampled, Stop, Trajectory, spread
 from tests.support.trainer.grpo_runs import SMALL, TASKS, make, run, token_gradients, trl_alone
 from tests.support.trainer.tiny_policies import (

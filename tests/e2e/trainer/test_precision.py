@@ -19,7 +19,7 @@ from repl_rl.engine import ENGINES, Dtype, Engine, EngineOptions, Transformers
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.load_policy import load_model
-from repl_rl.trainer.open_rollout_client import adapt_to_trainer
+from repl_rl.trainer.local_or_ray_rollouts import adapt_to_trainer
 from repl_rl.trainer.train import run_training, train
 from tests.support.trainer.grpo_runs import TASKS, make, run
 from tests.support.trainer.tiny_policies import ReplayedSource, SampledSource, tiny_model, tiny_tokenizer

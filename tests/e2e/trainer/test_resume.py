@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.runs.run_folder import RunFolder, check_same_settings
 from repl_rl.trainer.checkpoint_schedule import CheckpointSchedule, CheckpointTimer, parse_checkpoint_schedule
-from repl_rl.trainer.grpo_config import GRPOTrainer
 from repl_rl.trainer.plugins.checkpoint import (
     CheckpointManager,
     copy_tensors,
@@ -25,6 +24,7 @@ from repl_rl.trainer.plugins.checkpoint import (
     open_run,
 )
 from repl_rl.trainer.plugins.trackers import PREFIX, TABLE
+from repl_rl.trainer.trl_arguments import GRPOTrainer
 from repl_rl.utils.atomic_files import DIGESTS
 from tests.support.trainer.launch import launch
 from tests.support.trainer.resumed_runs import (

@@ -12,9 +12,9 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.grpo import Scoring
-from repl_rl.trainer.grpo_config import grpo_args
 from repl_rl.trainer.rollout_source import StepRecord
 from repl_rl.trainer.train import TrainingOptions, run_training
+from repl_rl.trainer.trl_arguments import grpo_args
 from repl_rl.trajectory.trajectory import Trajectory
 from tests.support.trainer.grpo_runs import SMALL, TASKS, make, run, trl_alone
 from tests.support.trainer.tiny_policies import ReplayedSource, SampledSource, tiny_model, tiny_tokenizer

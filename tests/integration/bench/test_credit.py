@@ -35,7 +35,7 @@ from benchmarks.credit.worker import trainer_config
 from repl_rl.credit.advantage_estimators import GroupRewards, load_estimator
 from repl_rl.credit.rewards import RewardTable, build_group_entry, compute_group_advantages
 from repl_rl.errors import ConfigError, ReplRLError
-from repl_rl.trainer.grpo_config import build_credit_config
+from repl_rl.trainer.trl_arguments import build_credit_config
 from repl_rl.trajectory.trajectory import Group
 from repl_rl.utils.package_data import find_asset
 from tests.support.scripted_rollouts import TASK, world

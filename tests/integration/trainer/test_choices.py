@@ -16,7 +16,7 @@ from repl_rl.settings.argument_parser import read_table
 from repl_rl.settings.old_run_settings import modern
 from repl_rl.trainer import config as choices
 from repl_rl.trainer.config import KLS, LOSSES, OPTIMIZERS, SCHEDULES, TrainerConfig
-from repl_rl.trainer.grpo_config import grpo_args
+from repl_rl.trainer.trl_arguments import grpo_args
 from tests.support.trainer.grpo_runs import SMALL, make, run
 from tests.support.trainer.tiny_policies import SampledSource, tiny_model
 

@@ -10,7 +10,7 @@ from repl_rl.credit.advantage_estimators import ESTIMATORS
 from repl_rl.credit.credit_metrics import compute_credit_metrics, compute_shaping_metrics
 from repl_rl.credit.rewards import build_group_entry, compute_group_advantages
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.grpo_config import build_credit_config
+from repl_rl.trainer.trl_arguments import build_credit_config
 from repl_rl.trajectory.trajectory import Group, Stop, Trajectory
 from repl_rl.trajectory.trajectory_metrics import compute_trajectory_metrics
 from tests.support.scripted_rollouts import TASK, world

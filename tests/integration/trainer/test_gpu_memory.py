@@ -13,8 +13,8 @@ from repl_rl.rollout_config import RolloutConfig
 from repl_rl.sft.create_random_model import make_random_policy
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.config_checks import GpuMemory, count_trainer_bytes, validate_gpu_memory
-from repl_rl.trainer.grpo_config import loaded_dtype
 from repl_rl.trainer.plugins.lora import add_adapters
+from repl_rl.trainer.trl_arguments import loaded_dtype
 from repl_rl.utils.package_data import find_asset
 from tests.support import documents
 

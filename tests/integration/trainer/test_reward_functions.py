@@ -12,7 +12,7 @@ import torch
 
 from repl_rl.credit.rewards import CreditConfig, Potential, WeightedReward
 from repl_rl.errors import UserCodeError
-from repl_rl.trainer.grpo_config import build_credit_config
+from repl_rl.trainer.trl_arguments import build_credit_config
 from repl_rl.trajectory.trajectory import Trajectory
 from tests.support.trainer.grpo_runs import SMALL, make, run
 from tests.support.trainer.tiny_policies import SampledSource, tiny_model

@@ -12,7 +12,7 @@ from repl_rl.credit.rewards import CreditConfig
 from repl_rl.samplers.chat_tool_sampler import ChatToolSampler
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.grpo import ReplGRPOTrainer, TrainerComponents
-from repl_rl.trainer.grpo_config import grpo_args
+from repl_rl.trainer.trl_arguments import grpo_args
 from repl_rl.trajectory.trajectory import Line, Sampled, Segment, Trajectory
 from tests.support.samplers.marked_text import chat_renderer, rollouts_of, written
 from tests.support.scripted_rollouts import TASK

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from repl_rl.errors import UnrecoverableError, WorkerLost
 from repl_rl.ray.remote_rollouts import RolloutWorkers, WorkerPlan
-from repl_rl.ray.worker import GroupRequest, Heartbeat, RolloutWorker, WeightsRef, WorkerSetup
+from repl_rl.ray.rollout_worker import GroupRequest, Heartbeat, RolloutWorker, WeightsRef, WorkerSetup
 from repl_rl.ray.worker_pool import WorkerTimeouts
 from repl_rl.rollout import SyncRollouts
 from repl_rl.rollout.concurrent_rollouts import BatchResult

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from repl_rl.rollout import RolloutClient
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.open_rollout_client import FollowerRolloutClient, LeaderRolloutWorkers
+from repl_rl.trainer.local_or_ray_rollouts import FollowerRolloutClient, LeaderRolloutWorkers
 from repl_rl.trainer.rollout_source import StepRecord
 from repl_rl.trainer.train import TrainingOptions, run_training
 from repl_rl.trajectory.trajectory import Trajectory

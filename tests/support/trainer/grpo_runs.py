@@ -12,9 +12,9 @@ from transformers import PreTrainedModel, TrainerCallback
 from repl_rl.credit.rewards import CreditConfig
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.grpo import ReplGRPOTrainer, Scoring, TrainerComponents
-from repl_rl.trainer.grpo_config import build_credit_config, grpo_args
 from repl_rl.trainer.logprobs import LogprobScorer, build_token_columns
 from repl_rl.trainer.rollout_source import RolloutSource, StepRecord
+from repl_rl.trainer.trl_arguments import build_credit_config, grpo_args
 from repl_rl.trajectory.trajectory import Trajectory
 from repl_rl.utils.import_trl import importing_trl
 from tests.support.trainer.tiny_policies import (

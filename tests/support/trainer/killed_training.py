@@ -21,7 +21,7 @@ from typing import ClassVar
 import torch
 
 from repl_rl import cli
-from repl_rl.cli import training_run as _imported_before_the_fork  # noqa: F401
+from repl_rl.cli import train_and_evaluate as _imported_before_the_fork  # noqa: F401
 from repl_rl.engine import ENGINES, Engine, EngineConfig, EngineOptions, ScriptedEngine
 from repl_rl.engine.vllm_subprocess import disable_tqdm_semaphores
 from tests.support.tokenizers import merged_tokenizer

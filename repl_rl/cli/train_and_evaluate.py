@@ -23,7 +23,7 @@ from repl_rl.settings.argument_parser import dump_toml
 from repl_rl.tasks import Curriculum
 from repl_rl.trainer.checkpoint_schedule import parse_checkpoint_schedule
 from repl_rl.trainer.config_checks import validate_gpu_memory, validate_run
-from repl_rl.trainer.open_rollout_client import get_workers_status
+from repl_rl.trainer.local_or_ray_rollouts import get_workers_status
 from repl_rl.trainer.plugins.checkpoint import CheckpointManager, TrainingState
 from repl_rl.trainer.plugins.periodic_evaluation import Evaluation
 from repl_rl.trainer.rollout_source import StepRecord

@@ -22,7 +22,7 @@ from repl_rl.errors import InvariantError
 from repl_rl.models.resolve_model import BUNDLED
 from repl_rl.ray.config import RayOptions, parse_workers
 from repl_rl.ray.remote_rollouts import RolloutWorkers, WorkerPlan
-from repl_rl.ray.worker import WorkerCluster, WorkerSetup
+from repl_rl.ray.rollout_worker import WorkerCluster, WorkerSetup
 from repl_rl.ray.worker_pool import WorkerTimeouts
 from repl_rl.rollout import RolloutClient, SyncRollouts
 from repl_rl.rollout.length_estimator import LengthEstimator
