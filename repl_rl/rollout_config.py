@@ -478,7 +478,7 @@ def find_run_folder(run: Path) -> Path | None:
 
 
 def find_recorded_task(run: Path, id: str, rollout_config: RolloutConfig) -> Task | None:
-    """Return the task of that id among those that a stored run loaded, with its config, or None if it is not there."""
+    """Load the tasks of a stored run again under `rollout_config`, and return the one with this id, or None."""
     folder = find_run_folder(run)
     said = load_toml(folder / "config.toml") if folder else {}
     validation = str(said.get("validation", ""))

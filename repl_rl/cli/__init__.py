@@ -174,7 +174,7 @@ def _refuse_removed_folder() -> None:
 
 
 def _limit_torch_threads() -> None:
-    """Leave a core to the engine and the consoles, unless the environment sets the number of threads.
+    """Set PyTorch's threads to the cores minus one, for engine and consoles, unless OMP_NUM_THREADS is set.
 
     OpenMP's threads spin at barriers. With as many threads as cores, an update waits for a thread that a console has
     displaced (measured: 14 to 28 s instead of 1 s). PyTorch reads the variables at import, hence they are set here.

@@ -60,11 +60,11 @@ class SftConfig(RolloutConfig):
     samples: Annotated[int, AtLeast(0), COMMON] = 0
     """Rollouts per training task that the policy plays before it learns, >= 0. 0 plays none."""
     train_tasks: Annotated[int, AtLeast(1), COMMON] = 512
-    """Training tasks that it plays, >= 1."""
+    """Training tasks that the policy plays before it learns, --samples rollouts each, >= 1."""
     per_task: Annotated[int, AtLeast(1), COMMON] = 1
     """Rollouts per task to learn from, the best among the right ones, >= 1."""
     learn_errors: Annotated[bool, COMMON] = False
-    """Also learn lines that ended in an error. Otherwise they are context."""
+    """Also train on lines that ended in an error. Otherwise they are context, without loss."""
     fresh: Annotated[bool, COMMON] = False
     """Learn nothing: write a new small policy with random weights, drawn with --seed, for a cold start."""
     out: Annotated[Path, COMMON] = Path("policy")

@@ -82,7 +82,7 @@ class TrainConfig(RolloutConfig):
         parse_checkpoint_schedule(self.checkpoint)
         parse_workers(self.workers)
         if self.eval_steps > self.trainer.steps:
-            remedy = f"training takes {self.trainer.steps} steps, so none would be made; give at most that"
+            remedy = f"training takes {self.trainer.steps} steps, so none would run; give at most that, or 0"
             raise ConfigError("eval_steps", self.eval_steps, remedy)
 
     def split_tasks(self) -> tuple[tuple[Task, ...], tuple[Task, ...]]:

@@ -16,7 +16,7 @@ CUT = frozenset({Stop.MAX_LINES, Stop.MAX_TOKENS, Stop.LINE_TOO_LONG, Stop.WALL_
 
 @dataclass(frozen=True, slots=True)
 class StopPolicy:
-    """Stops that are masked or penalised. A rollout with any other stop is trained on."""
+    """Stops that are masked or penalised. Rollouts with any other stop, except `fault`, are trained on."""
 
     mask: tuple[StopName, ...] = ()
     """Stops whose rollouts teach nothing: none of their tokens gets a gradient, and they are in no baseline."""

@@ -63,7 +63,7 @@ class EngineLifetime:
                 raise
 
     async def wait_opened(self) -> Engine:
-        """Wait until the engine is open, and return it.
+        """Wait until the engine of this lifetime has opened, and return it, even if it has died since.
 
         Raises the error of the opening, if it failed.
         """

@@ -175,7 +175,7 @@ class Reward(Protocol):
 
 
 class VerifiersInteraction:
-    """Conversation of one episode with its trace. Envs call it an interaction."""
+    """Conversation of one episode of a verifiers environment, with the trace that records it."""
 
     def __init__(
         self, installed: VerifiersEnvironment, task: EnvironmentTask, answers: AnswerFn, timeout_s: float

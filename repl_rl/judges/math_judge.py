@@ -815,7 +815,7 @@ def _are_equal_in_order(reference: FiniteSet, answer: sympy.Basic) -> bool:
 
 
 def _is_definite(value: sympy.Basic) -> bool:
-    """Return True for a value that an answer may equal."""
+    """Return False for an undefined value (nan, complex infinity) or a false equation, which no answer may equal."""
     done = value.doit() if _is_number(value) else value
     return not done.has(sympy.nan, sympy.zoo) and all(map(_is_true_equation, _iterate_equations(value)))
 

@@ -522,7 +522,7 @@ class ConsoleHostPool:
             self.on_host_lost(host, f"it has not answered for {self._waits.heartbeat_timeout_s:g} s")
 
     def on_host_lost(self, host: RemoteConsoleHost, why: str) -> None:
-        """Remove a lost host. It gets no further leases, and calls that wait for it fail."""
+        """Remove a lost host and kill its process. It gets no further leases; calls in flight raise ConsoleHostLost."""
         # The machine may have a newer host by now, which stays.
         up = self._up.get(host.name)
         if up is not None and up.host is host:

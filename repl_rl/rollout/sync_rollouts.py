@@ -366,7 +366,7 @@ class EventLoopThread:
         self._loop.call_soon_threadsafe(call)
 
     def close(self) -> None:
-        """Stop the event loop, and wait for its thread."""
+        """Stop the event loop that runs the rollouts, and wait until its thread has ended."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

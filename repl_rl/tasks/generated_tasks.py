@@ -475,7 +475,9 @@ def draw_problem(family: str, rng: random.Random, split: Split = Split.ALL) -> P
         problem = _KNOWN[family](rng)
         if split is Split.ALL or get_split(problem.question) is split:
             return problem
-    raise ConfigError("task family", family, f"it has too few questions in the split {split!s}")
+    raise ConfigError(
+        "task family", family, f"none of {_DRAWS_PER_TASK} drawn questions is in the split {split!s}; choose another"
+    )
 
 
 def generate(families: Sequence[str], split: Split | str, count: int, seed: int) -> tuple[Task, ...]:

@@ -103,7 +103,9 @@ def _validate_gpu_use(rollouts: RolloutConfig, workers: str) -> None:
     """Check that the engine leaves no GPU of a worker idle; the needs of user-defined engines are unknown."""
     engine, chosen = ENGINES.resolve(rollouts.engine), parse_workers(workers)
     if chosen is not None and chosen.gpus_per_worker > 1 and isinstance(engine, Vllm | Transformers):
-        remedy = f"the engine {engine.kind} samples on one GPU, and the others of a node would be idle; leave it at 1"
+        remedy = (
+            f"the engine {engine.kind} samples on one GPU, and the other GPUs of a worker would be idle; leave it at 1"
+        )
         raise ConfigError("workers.gpus_per_worker", chosen.gpus_per_worker, remedy)
 
 

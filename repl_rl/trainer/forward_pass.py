@@ -40,7 +40,7 @@ class ScoringModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """Log probabilities and entropies, both (B, T), 0 at tokens that were not sampled."""
+    """Log probabilities and entropies of completions, (B, T), without prompts; 0 at tokens that were not sampled."""
 
     logprobs: Tensor
     """Nats; with gradients for the rows that requested them."""

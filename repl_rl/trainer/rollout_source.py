@@ -13,7 +13,7 @@ from repl_rl.trajectory.trajectory import Trajectory
 
 
 class RolloutSource(Protocol):
-    """Source of rollouts, which samples from its copy of the policy."""
+    """Source of rollouts. It samples from its own copy of the policy, which `load_weights` replaces."""
 
     @property
     def forbidden_ids(self) -> frozenset[int]:

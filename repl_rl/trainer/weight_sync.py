@@ -36,7 +36,7 @@ WarnFn = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class FallbackFolder:
-    """Fallback folder of the weights, in case the first one fills up during the run."""
+    """Second folder for weight syncs. Once a write to the first one fails, all later syncs use it."""
 
     open_folder: Callable[[], Path]
     """Function that creates the folder."""

@@ -29,7 +29,7 @@ _STATEMENT = re.compile(r"(?!(?:elif|else|except|finally)\b)[^\s#)\]}]")
 
 
 class CellStatus(StrEnum):
-    """Verdict of the host on a cell after one more line."""
+    """Status of a cell after one more line, as far as the host knows it without the console."""
 
     VOID = "void"
     """Blank or a comment at the start of a cell: the console prints nothing and prompts again."""
@@ -55,7 +55,7 @@ class CellBuffer:
         return "\n".join(self._lines)
 
     def add(self, line: str) -> CellStatus:
-        """Append one physical line (without its newline) and return the verdict on the cell."""
+        """Append one physical line without its newline, and return the status of the cell. Invalid syntax is `SEND`."""
         # Within a cell, a blank line or a comment belongs to the cell.
         if self._decide and not self._lines and (not (text := line.strip()) or text.startswith("#")):
             return CellStatus.VOID

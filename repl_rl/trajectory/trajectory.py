@@ -22,7 +22,7 @@ from repl_rl.errors import ConfigError, InvariantError, SandboxFault, UserCodeEr
 
 
 class LineStatus(StrEnum):
-    """Result of a line in the console. The list is closed."""
+    """Result of a line in the console. Backends and samplers cannot add values."""
 
     INCOMPLETE = "incomplete"
     OK = "ok"

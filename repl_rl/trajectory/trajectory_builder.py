@@ -51,7 +51,7 @@ OnItem = Callable[[Line | Observed], None]
 
 @dataclass(frozen=True, slots=True)
 class RolloutObserver:
-    """Requests of a client that follows a rollout, in addition to its limits."""
+    """Callback, token limit and stop texts of a client that streams a rollout, in addition to its limits."""
 
     on_item: OnItem = lambda item: None
     max_tokens: int | None = None
@@ -67,7 +67,7 @@ class RolloutObserver:
 
 
 UNFOLLOWED = RolloutObserver()
-"""Requests of a rollout that no client follows."""
+"""Observer of a rollout that no client streams: no callback and no additional limits."""
 
 
 class EpisodeRecorder:

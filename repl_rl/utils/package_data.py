@@ -33,7 +33,11 @@ def add_checkout_to_path(checkout: Path = _PACKAGE.parent) -> None:
         ConfigError: the package does not run from a checkout.
     """
     if not (checkout / "benchmarks" / "cli.py").is_file():
-        raise ConfigError("benchmarks", str(checkout), "they are not installed; run this in a checkout of repl_rl")
+        raise ConfigError(
+            "benchmarks",
+            str(checkout),
+            "only a checkout of repl_rl has them, and this repl_rl is not one; run `pip install -e .` in a checkout",
+        )
     # An editable install finds the package, but not its neighbors.
     if str(checkout) not in sys.path:
         sys.path.append(str(checkout))

@@ -211,5 +211,5 @@ def test_the_commands_for_demonstrations_are_accepted_and_hand_on_their_folders(
 
 
 def test_benchmarks_are_refused_where_there_is_no_checkout(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="they are not installed; run this in a checkout"):
+    with pytest.raises(ConfigError, match="only a checkout of repl_rl has them"):
         add_checkout_to_path(tmp_path)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from syrupy.assertion import SnapshotAssertion
 
 from repl_rl.errors import ConfigError
 from repl_rl.judges import grade_answer
@@ -63,6 +64,14 @@ def test_the_split_is_stable_and_holds_out_about_a_fifth() -> None:
 def test_equal_seeds_give_equal_tasks_and_others_do_not() -> None:
     assert generate(ALL, "train", 50, 3) == generate(ALL, "train", 50, 3)
     assert generate(ALL, "train", 50, 3) != generate(ALL, "train", 50, 4)
+
+
+@pytest.mark.parametrize("family", [*ALL, *GRADED])
+def test_the_tasks_of_a_seed_are_those_of_earlier_versions(family: str, snapshot: SnapshotAssertion) -> None:
+    """Published results name a family and a seed. Another task in it would be another experiment."""
+    tasks = generate((family,), "all", 60, 0)
+    lines = "".join(f"{task.question}\n{task.answer}\n" for task in tasks)
+    assert [tasks[0].question, tasks[0].answer, hashlib.sha256(lines.encode()).hexdigest()] == snapshot
 
 
 def test_tasks_are_different_and_families_have_equal_shares() -> None:

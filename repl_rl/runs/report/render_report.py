@@ -109,7 +109,7 @@ def _describe_run(run: Path, name: str) -> Mapping[str, Json]:
 
 
 def read_scripts(names: tuple[str, ...]) -> str:
-    """Return the scripts of these names, joined in order."""
+    """Return the JavaScript files of these names, joined in order."""
     return "\n".join(read_page_file(name) for name in names)
 
 

@@ -425,7 +425,7 @@ def compare_logprobs(single: Tensor, shared: Tensor, several: Tensor, floor: flo
 
 
 def get_deviation_floors(model: PreTrainedModel, autocast: Autocast) -> tuple[float, float]:
-    """Return the distances that are always allowed in the current number format: nats, and relative gradient."""
+    """Return how far trees may always differ from rows in this dtype: log probability in nats, relative gradient."""
     return FLOORS.get(get_compute_dtype(model, autocast), FLOOR)
 
 
