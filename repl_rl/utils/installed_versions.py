@@ -72,13 +72,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not broken:
         print("every installed companion of torch can be imported")
         return 0
-    print(f"installed but cannot be imported: {', '.join(broken)}")
     if not arguments.fix:
+        print(f"installed but cannot be imported: {', '.join(broken)}")
         print("run `python -m repl_rl.utils.installed_versions --fix` to uninstall them")
         return 1
     uninstall = [sys.executable, "-P", "-m", "pip", "uninstall", "--yes", "--quiet", *broken]
     code = subprocess.run(uninstall, check=False).returncode
-    print("uninstalled; nothing here needs them" if code == 0 else "pip did not uninstall them")
+    names = ", ".join(broken)
+    outcome = f"uninstalled {names}, which do not fit this torch" if code == 0 else f"pip did not uninstall {names}"
+    print(outcome)
     return code
 
 

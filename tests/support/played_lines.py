@@ -11,6 +11,7 @@ from tests.support.scripted_rollouts import TASK, world
 
 
 def play(lines: list[str], altered: bool = False) -> list[Trajectory]:
+    """One rollout whose policy writes these lines, of which the last must end it; `altered`: with altered output."""
     rollouts = world(lines)
     if altered:
         rollouts = replace(rollouts, sandbox=TamperingSandbox(rollouts.sandbox))
