@@ -30,7 +30,7 @@ from transformers.utils.logging import disable_progress_bar
 from repl_rl.credit.advantage_estimators import Advantages, GroupRewards, two_stream
 from repl_rl.credit.rewards import RewardTable, compute_line_rewards, compute_shaping
 from repl_rl.errors import WeightSyncError
-from repl_rl.models.logits import forbid_ids
+from repl_rl.models.transform_logits import forbid_ids
 from repl_rl.rollout import Rollouts
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.tasks import Task

@@ -1,8 +1,8 @@
 """Deprecation of public names: an old name works for two more releases, with a `DeprecationWarning`.
 
-    module                        `OldModuleFinder`, by a table of `repl_rl.old_names`
+    module                        `OldModuleFinder`, by a table of `repl_rl.deprecated_names`
     name of a module              `module_getattr`
-    members and arguments         `keeps_old_names`, by the tables of `repl_rl.old_names`
+    members and arguments         `keeps_old_names`, by the tables of `repl_rl.deprecated_names`
     attribute or method           `deprecated_members`; `bind_old_methods` for a method that a user wrote,
                                   `bind_protocol_methods` for a method of a protocol
     keyword argument              `deprecated_keywords`
@@ -26,8 +26,8 @@ from operator import attrgetter
 from types import FrameType, ModuleType
 from typing import TypeVar, cast
 
+from repl_rl.deprecated_names import OLD_FUNCTIONS, OLD_KEYWORDS, OLD_MEMBERS, OLD_MODULES
 from repl_rl.errors import ConfigError
-from repl_rl.old_names import OLD_FUNCTIONS, OLD_KEYWORDS, OLD_MEMBERS, OLD_MODULES
 
 V = TypeVar("V")
 ClassT = TypeVar("ClassT", bound=type)
@@ -94,7 +94,7 @@ def module_getattr(
 
 
 def keeps_old_names(cls: ClassT) -> ClassT:
-    """Decorate a class whose old members and arguments `repl_rl.old_names` lists. Put it above `@dataclass`."""
+    """Decorate a class whose old members and arguments `repl_rl.deprecated_names` lists. Put it above `@dataclass`."""
     key = f"{cls.__module__}:{cls.__qualname__}"
     if key in OLD_KEYWORDS:
         cls = deprecated_keywords(**OLD_KEYWORDS[key])(cls)

@@ -39,7 +39,7 @@ from repl_rl.rollout.prompts import load_template, validate_recorded_template
 from repl_rl.rollout.retry import FaultRetries
 from repl_rl.rollout.rollout_hooks import GroupJudging, RolloutHook
 from repl_rl.rollout.rollout_limits import RolloutLimits
-from repl_rl.rollout.sync_rollouts import EventLoopThread
+from repl_rl.rollout.synchronous_rollouts import EventLoopThread
 from repl_rl.rollout.token_renderer import Overshoot, PromptSpace, Renderer
 from repl_rl.samplers import SAMPLERS, choose_sampler, get_sampler_options, load_sampler
 from repl_rl.sandbox import SANDBOXES, Limits, Sandbox, SandboxConfig, open_sandbox

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from examples.minimal_grpo import Batch, Groups, batch_of, logprobs_of, loss_of
 from repl_rl.credit.advantage_estimators import Advantages
 from repl_rl.credit.rewards import CreditConfig, build_group_entry, compute_group_advantages
-from repl_rl.models.logits import forbid_ids
+from repl_rl.models.transform_logits import forbid_ids
 from repl_rl.tasks import Task
 from repl_rl.trajectory.trajectory import Group, Trajectory
 

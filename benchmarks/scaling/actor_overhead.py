@@ -21,7 +21,7 @@ from benchmarks.scripted_writer import Writer
 from repl_rl.engine import ENGINES
 from repl_rl.ray.config import RayOptions
 from repl_rl.ray.remote_rollouts import RolloutWorkers
-from repl_rl.ray.rollout_actors import open_ray_cluster
+from repl_rl.ray.worker_cluster import open_ray_cluster
 from repl_rl.rollout import RolloutClient, Rollouts, SyncRollouts
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.tasks import Split, Task

@@ -168,7 +168,7 @@ def ideal_s(sizes: Sequence[int], lengths_s: Sequence[float], nodes: int, places
 def run_fleet(config: FleetConfig, tell: Tell) -> dict[str, object]:
     """Measure each number of workers, and return the content of `bench fleet --json`."""
     asleep = sleeping(config.rollout_s)
-    on_ray = import_module("repl_rl.ray.rollout_actors").open_ray_cluster
+    on_ray = import_module("repl_rl.ray.worker_cluster").open_ray_cluster
     rows = []
     with on_ray(RayOptions("", max(config.nodes), 0, False, 300.0), SleepingNode) as started:
         for nodes in config.nodes:

@@ -10,7 +10,7 @@ from repl_rl.cli.apply_model_defaults import apply_model_defaults, print_to_stde
 from repl_rl.cli.next_steps import SERVING, find_missing_packages
 from repl_rl.cli.unused_options import refuse_unread
 from repl_rl.errors import ConfigError
-from repl_rl.rollout.sync_rollouts import EventLoopThread
+from repl_rl.rollout.synchronous_rollouts import EventLoopThread
 from repl_rl.rollout_config import RolloutConfig, find_run_folder
 from repl_rl.sandbox import SANDBOXES
 from repl_rl.settings.argument_parser import ParsedSettings, parse_with_sources

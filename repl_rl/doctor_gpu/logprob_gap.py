@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from repl_rl.engine import Engine, Sampling
 from repl_rl.engine.config import Dtype
-from repl_rl.models.logits import forbid_ids
+from repl_rl.models.transform_logits import forbid_ids
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.load_policy import load_model
 from repl_rl.trainer.logprobs import LogprobScorer, ScoringBatch

@@ -32,9 +32,9 @@ from repl_rl.engine.base import (
 from repl_rl.engine.config import EngineOptions, KvOnSync, read_model_folder
 from repl_rl.engine.transformers_kv_cache import KvCache, takes_states_alone, validate_cacheable
 from repl_rl.errors import EngineError
-from repl_rl.models.logits import LogitsTransform, choose_attention, forbid_ids
 from repl_rl.models.parameter_names import copy_with_weights, read_config, resolve_causal_class
 from repl_rl.models.safetensors_index import list_checkpoint_files
+from repl_rl.models.transform_logits import LogitsTransform, choose_attention, forbid_ids
 from repl_rl.utils.processes import choose_gpu
 
 P = ParamSpec("P")

@@ -24,7 +24,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 from vllm.platforms import current_platform
 
 from repl_rl.engine.vllm_subprocess import disable_tqdm_semaphores
-from repl_rl.models.logits import mask_logits, select_existing_ids
+from repl_rl.models.transform_logits import mask_logits, select_existing_ids
 
 _SYS_ARCH_PRCTL = 158
 _ARCH_REQ_XCOMP_PERM = 0x1023

@@ -5,7 +5,7 @@ here. `math`, `regex` and the user's own `module:function` run in a limited proc
 in a separate console (`unit_tests`). Group judges see all rollouts of a task (`apply_group_judges`).
 """
 
-from repl_rl.judges.grade_answer import (
+from repl_rl.judges.apply_judges import (
     JUDGES,
     GroupJudge,
     Judge,

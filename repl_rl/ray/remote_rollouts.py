@@ -19,7 +19,7 @@ from repl_rl.rollout.retry import FaultCounts
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.rollout.rollout_stats import RolloutCounts, RolloutStats, RuntimeInfo, compute_step_metrics
 from repl_rl.rollout.sampler_base import RolloutSampler
-from repl_rl.rollout.sync_rollouts import BackgroundTask, EventLoopThread, ModifyRollouts
+from repl_rl.rollout.synchronous_rollouts import BackgroundTask, EventLoopThread, ModifyRollouts
 from repl_rl.tasks import Task
 from repl_rl.trajectory.trajectory import Trajectory
 from repl_rl.utils.atomic_files import Json, write_text_atomically

@@ -26,7 +26,7 @@ from repl_rl.rollout.concurrent_rollouts import BatchResult, Rollouts
 from repl_rl.rollout.prefetch_rollouts import Prefetched, sample_probe_line
 from repl_rl.rollout.retry import get_fault_counts
 from repl_rl.rollout.rollout_stats import ProgressCounter, RolloutStats, RuntimeInfo, get_preemptions
-from repl_rl.rollout.sync_rollouts import ModifyRollouts
+from repl_rl.rollout.synchronous_rollouts import ModifyRollouts
 from repl_rl.tasks import Task
 from repl_rl.trajectory.trajectory import Trajectory
 from repl_rl.utils.atomic_files import open_private_folder

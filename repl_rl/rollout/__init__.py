@@ -5,7 +5,7 @@ from repl_rl.rollout.concurrent_rollouts import Rollouts, RolloutSettings
 from repl_rl.rollout.rollout_hooks import RolloutHook
 from repl_rl.rollout.rollout_stats import RuntimeInfo
 from repl_rl.rollout.sampler_base import ReplSampler, RolloutSampler
-from repl_rl.rollout.sync_rollouts import RolloutClient, SyncRollouts
+from repl_rl.rollout.synchronous_rollouts import RolloutClient, SyncRollouts
 
 __all__ = [
     "ReplSampler",

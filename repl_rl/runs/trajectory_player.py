@@ -18,7 +18,7 @@ import traitlets
 from repl_rl.credit.credited_trajectory import CreditedTrajectory
 from repl_rl.errors import ConfigError, ReplRLError, RolloutFailure
 from repl_rl.rollout import SyncRollouts
-from repl_rl.rollout.sync_rollouts import EventLoopThread
+from repl_rl.rollout.synchronous_rollouts import EventLoopThread
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.runs.replay import Branches, Replay, ReplayedLine, branch, get_replay_branch_point, open_replay
 from repl_rl.runs.report import (

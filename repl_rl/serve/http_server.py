@@ -14,7 +14,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from repl_rl.errors import ConfigError
-from repl_rl.rollout.sync_rollouts import OpenRollouts
+from repl_rl.rollout.synchronous_rollouts import OpenRollouts
 from repl_rl.sandbox.base import Sandbox, SupportsContinue
 from repl_rl.serve.auth import ApiKeys
 from repl_rl.serve.conversation_service import ServerLimits, TurnService

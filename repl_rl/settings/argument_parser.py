@@ -25,9 +25,9 @@ from typing import Annotated, Generic, TypeVar, get_args, get_origin, get_type_h
 
 import tyro
 
+from repl_rl.deprecated_names import OLD_SETTINGS
 from repl_rl.deprecations import REMOVED_IN, rename_keys
 from repl_rl.errors import ConfigError
-from repl_rl.old_names import OLD_SETTINGS
 from repl_rl.settings.bounded_toml import MOST_BYTES, TooLong, parse_toml
 from repl_rl.settings.component_options import (
     can_be_table,

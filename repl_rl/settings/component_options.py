@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Annotated, get_args, get_origin, get_type_hints
 
+from repl_rl.deprecated_names import OLD_TYPES
 from repl_rl.deprecations import REMOVED_IN
 from repl_rl.errors import ConfigError
-from repl_rl.old_names import OLD_TYPES
 from repl_rl.settings.component_registry import (
     NameWithOptions,
     strip_annotation,

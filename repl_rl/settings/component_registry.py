@@ -27,9 +27,9 @@ from importlib.metadata import EntryPoint, entry_points
 from types import FrameType, ModuleType, NoneType, UnionType
 from typing import Annotated, ClassVar, Generic, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from repl_rl.deprecated_names import OLD_OPTIONS
 from repl_rl.deprecations import keeps_old_names, translate_function
 from repl_rl.errors import ConfigError, ReplRLError, UserCodeError
-from repl_rl.old_names import OLD_OPTIONS
 from repl_rl.settings.value_bounds import check_value
 
 _log = logging.getLogger(__name__)

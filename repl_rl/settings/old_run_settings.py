@@ -4,9 +4,9 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 
+from repl_rl.deprecated_names import OLD_SETTINGS, OLD_TYPES
 from repl_rl.deprecations import rename_keys
 from repl_rl.errors import ConfigError
-from repl_rl.old_names import OLD_SETTINGS, OLD_TYPES
 from repl_rl.settings.component_options import can_be_table, convert_table_to_text, format_inline_table
 from repl_rl.settings.component_registry import NameWithOptions
 

@@ -28,8 +28,8 @@ from trl import SFTConfig, SFTTrainer
 from repl_rl.errors import ConfigError
 from repl_rl.models.describe_load_error import make_savable
 from repl_rl.models.disable_dropout import disable_dropout
-from repl_rl.models.logits import choose_attention, forbid_ids
 from repl_rl.models.parameter_names import complete_checkpoint, read_config, resolve_causal_class
+from repl_rl.models.transform_logits import choose_attention, forbid_ids
 from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.sft.finetune_config import POLICY, FinetuneConfig
 from repl_rl.trajectory.trajectory import Trajectory, spread

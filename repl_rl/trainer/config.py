@@ -17,10 +17,10 @@ from typing import Annotated, Literal
 from repl_rl.credit.advantage_estimators import get_estimator_options, uses_line_rewards
 from repl_rl.credit.rewards import RewardTable
 from repl_rl.credit.truncated_rollouts import StopPolicy
+from repl_rl.deprecated_names import OLD_TYPES
 from repl_rl.deprecations import keeps_old_names
 from repl_rl.engine.config import Dtype
 from repl_rl.errors import ConfigError
-from repl_rl.old_names import OLD_TYPES
 from repl_rl.settings.component_options import HasOptions
 from repl_rl.settings.component_registry import NameWithOptions, get_options, validate_option_name
 from repl_rl.settings.help_pages import COMMON

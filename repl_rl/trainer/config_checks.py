@@ -18,8 +18,8 @@ from repl_rl.engine import ENGINES, EngineConfig, Transformers, Vllm
 from repl_rl.engine.config import Dtype
 from repl_rl.errors import ConfigError
 from repl_rl.models.disable_dropout import validate_deterministic_model
-from repl_rl.models.logits import LogitsTransform, get_maskable_output_layer
 from repl_rl.models.parameter_names import load_skeleton
+from repl_rl.models.transform_logits import LogitsTransform, get_maskable_output_layer
 from repl_rl.ray.config import parse_workers
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.settings.component_registry import NameWithOptions

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from trl.kernels import ChunkedLogProbFunction
 
 from repl_rl.engine.transformers_kv_cache import keeps_running_state
-from repl_rl.models.logits import LogitsTransform
+from repl_rl.models.transform_logits import LogitsTransform
 from repl_rl.trainer.prefix_tree import PrefixTree
 
 TILE_CPU = 2**20

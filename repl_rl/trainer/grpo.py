@@ -37,9 +37,9 @@ from repl_rl.credit.rewards import (
 )
 from repl_rl.deprecations import keeps_old_names
 from repl_rl.errors import ConfigError
-from repl_rl.models.logits import forbid_ids
+from repl_rl.models.transform_logits import forbid_ids
+from repl_rl.trainer.collect_groups import GroupSampler, SyncedStep, TaskSampler
 from repl_rl.trainer.config import parse_importance
-from repl_rl.trainer.group_sampler import GroupSampler, SyncedStep, TaskSampler
 from repl_rl.trainer.importance_sampling import (
     LogprobMismatch,
     apply_importance_correction,

@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from repl_rl.errors import ConfigError
 from repl_rl.models.describe_load_error import make_savable
 from repl_rl.models.disable_dropout import disable_dropout
-from repl_rl.models.logits import choose_attention
 from repl_rl.models.parameter_names import read_config, resolve_causal_class
+from repl_rl.models.transform_logits import choose_attention
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.plugins.lora import add_adapters
 from repl_rl.trainer.trl_arguments import loaded_dtype

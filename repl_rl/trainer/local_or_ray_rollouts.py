@@ -28,7 +28,7 @@ from repl_rl.rollout import RolloutClient, SyncRollouts
 from repl_rl.rollout.length_estimator import LengthEstimator
 from repl_rl.rollout.retry import FaultCounts
 from repl_rl.rollout.rollout_stats import RolloutStats, RuntimeInfo
-from repl_rl.rollout.sync_rollouts import ModifyRollouts
+from repl_rl.rollout.synchronous_rollouts import ModifyRollouts
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.tasks import Task
 from repl_rl.trainer.config import TrainerConfig, choose_sampler_dtype
@@ -115,7 +115,7 @@ def get_workers_status(source: RolloutClient) -> dict[str, Json]:
 def _connect_to_ray(options: RayOptions) -> Iterator[WorkerCluster]:
     """Start or join the Ray cluster, and yield its workers."""
     # Imported here because Ray is an optional dependency.
-    with import_module("repl_rl.ray.rollout_actors").open_ray_cluster(options) as connection:
+    with import_module("repl_rl.ray.worker_cluster").open_ray_cluster(options) as connection:
         yield connection.cluster
 
 

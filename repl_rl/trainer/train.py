@@ -32,9 +32,9 @@ from repl_rl.runs.run_folder import RunFolder, check_same_settings
 from repl_rl.settings.argument_parser import dump_toml
 from repl_rl.tasks import Curriculum, Split, Task
 from repl_rl.trainer.checkpoint_schedule import CheckpointSchedule
+from repl_rl.trainer.collect_groups import GroupSampler
 from repl_rl.trainer.config import DynamicSamplingOptions, FifoWindowOptions, TrainerConfig, parse_group_sampling
 from repl_rl.trainer.config_checks import validate_gpu_memory, validate_run
-from repl_rl.trainer.group_sampler import GroupSampler
 from repl_rl.trainer.grpo import MakeScorerFn, ReplGRPOTrainer, TrainerComponents
 from repl_rl.trainer.load_policy import load_model, prepare_trainable_model
 from repl_rl.trainer.local_or_ray_rollouts import (

@@ -10,8 +10,8 @@ from repl_rl.cli.eval import EvalConfig
 from repl_rl.cli.serve import ServeConfig
 from repl_rl.cli.sft import SftConfig
 from repl_rl.cli.train import TrainConfig
+from repl_rl.deprecated_names import OLD_SETTINGS
 from repl_rl.errors import ConfigError
-from repl_rl.old_names import OLD_SETTINGS
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.runs.run_metadata import read_settings
 from repl_rl.settings.argument_parser import build_flags_class, iterate_flag_names, parse

@@ -19,6 +19,7 @@ from typing import Protocol, runtime_checkable
 import pytest
 
 import repl_rl
+from repl_rl.deprecated_names import OLD_EXPORTS, OLD_KEYWORDS, OLD_MEMBERS, OLD_MODULES
 from repl_rl.deprecations import (
     REMOVED_IN,
     OldNameWarning,
@@ -30,7 +31,6 @@ from repl_rl.deprecations import (
     rename_keys,
 )
 from repl_rl.errors import ConfigError
-from repl_rl.old_names import OLD_EXPORTS, OLD_KEYWORDS, OLD_MEMBERS, OLD_MODULES
 from repl_rl.sandbox.base import SupportsHostFunctions
 from repl_rl.settings.component_registry import import_attribute
 

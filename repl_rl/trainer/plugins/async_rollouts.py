@@ -23,8 +23,8 @@ from repl_rl.credit.credited_trajectory import CreditedTrajectory
 from repl_rl.errors import ConfigError, InvariantError, WeightSyncError
 from repl_rl.runs.store import from_record, to_record
 from repl_rl.tasks import Curriculum
+from repl_rl.trainer.collect_groups import GroupSampler, SyncedStep, validate_rollouts
 from repl_rl.trainer.config import FifoWindowOptions
-from repl_rl.trainer.group_sampler import GroupSampler, SyncedStep, validate_rollouts
 from repl_rl.trainer.importance_sampling import LogprobMismatch, Staleness
 from repl_rl.trainer.rollout_source import AsyncRolloutSource, RolloutSource, WindowedRolloutSource
 from repl_rl.trainer.trl_arguments import GRPOTrainer

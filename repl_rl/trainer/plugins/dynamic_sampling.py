@@ -11,8 +11,8 @@ from accelerate.utils import gather_object
 
 from repl_rl.credit.truncated_rollouts import StopPolicy
 from repl_rl.tasks import Curriculum
+from repl_rl.trainer.collect_groups import GroupSampler
 from repl_rl.trainer.config import DynamicSamplingOptions
-from repl_rl.trainer.group_sampler import GroupSampler
 from repl_rl.trainer.rollout_source import RolloutSource
 from repl_rl.trajectory.trajectory import Trajectory
 

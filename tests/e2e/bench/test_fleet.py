@@ -25,8 +25,8 @@ from benchmarks.scaling.worker_overhead import (
 from repl_rl.cli import main
 from repl_rl.errors import ConfigError
 from repl_rl.ray.config import RayOptions
-from repl_rl.ray.rollout_actors import open_ray_cluster
 from repl_rl.ray.rollout_worker import WorkerCluster
+from repl_rl.ray.worker_cluster import open_ray_cluster
 from repl_rl.tasks import Task
 from tests.support.ray.memory_cluster import MemoryCluster, MemoryNode
 

@@ -19,9 +19,9 @@ from ray._common.utils import get_ray_address_file
 from repl_rl.ray.actor_calls import kill_actor, start_actor
 from repl_rl.ray.config import RayOptions
 from repl_rl.ray.remote_rollouts import RolloutWorkers, WorkerPlan
-from repl_rl.ray.rollout_actors import RayWorkerCluster, StartedCluster, open_ray_cluster
 from repl_rl.ray.rollout_worker import RolloutWorker
 from repl_rl.ray.start_local_cluster import add_machine, remove_machine
+from repl_rl.ray.worker_cluster import RayWorkerCluster, StartedCluster, open_ray_cluster
 from repl_rl.ray.worker_pool import WorkerTimeouts
 from repl_rl.rollout import SyncRollouts
 from repl_rl.trajectory.trajectory import Trajectory

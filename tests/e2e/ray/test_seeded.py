@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from repl_rl.cli.train import TrainConfig
 from repl_rl.ray.config import RayOptions
 from repl_rl.ray.remote_rollouts import RolloutWorkers
-from repl_rl.ray.rollout_actors import StartedCluster, open_ray_cluster
+from repl_rl.ray.worker_cluster import StartedCluster, open_ray_cluster
 from repl_rl.ray.worker_pool import WorkerTimeouts
 from repl_rl.rollout import RolloutClient, SyncRollouts
 from repl_rl.rollout.rollout_limits import RolloutLimits

@@ -26,8 +26,8 @@ from ray._private.node import Node as Machine
 from repl_rl.errors import UnrecoverableError
 from repl_rl.ray.config import RayOptions
 from repl_rl.ray.remote_rollouts import RolloutWorkers, WorkerPlan
-from repl_rl.ray.rollout_actors import StartedCluster, open_ray_cluster
 from repl_rl.ray.start_local_cluster import STORE_BYTES, add_machine, list_machine_processes, remove_machine
+from repl_rl.ray.worker_cluster import StartedCluster, open_ray_cluster
 from repl_rl.ray.worker_pool import WorkerTimeouts
 from repl_rl.rollout import SyncRollouts
 from repl_rl.trajectory.trajectory import Trajectory

@@ -17,9 +17,9 @@ from repl_rl.errors import ConfigError, WeightSyncError
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.runs.store import read_trajectories
 from repl_rl.tasks import Curriculum, Task
+from repl_rl.trainer.collect_groups import TaskSampler
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.config_checks import validate_run
-from repl_rl.trainer.group_sampler import TaskSampler
 from repl_rl.trainer.importance_sampling import Staleness, compute_token_staleness
 from repl_rl.trainer.rollout_source import StepRecord
 from repl_rl.trainer.train import TrainingOptions, run_training

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from repl_rl.models.logits import forbid_ids
+from repl_rl.models.transform_logits import forbid_ids
 from repl_rl.rollout import SyncRollouts
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.tasks import Split

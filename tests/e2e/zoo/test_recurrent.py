@@ -22,7 +22,7 @@ from repl_rl.engine.config import KvOnSync
 from repl_rl.engine.conformance_checks import CHECKS, GREEDY, NONE, EngineCheck
 from repl_rl.engine.transformers_engine import Decoder, DecodeRow
 from repl_rl.rollout.rollout_limits import RolloutLimits
-from repl_rl.rollout.sync_rollouts import SyncRollouts
+from repl_rl.rollout.synchronous_rollouts import SyncRollouts
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.forward_pass import (

@@ -30,8 +30,8 @@ from repl_rl.cli import main
 from repl_rl.engine.transformers_engine import Decoder, validate_decodable
 from repl_rl.engine.transformers_engine import DecodeRow as Fed
 from repl_rl.errors import ConfigError
-from repl_rl.models.logits import choose_attention
 from repl_rl.models.parameter_names import resolve_causal_class
+from repl_rl.models.transform_logits import choose_attention
 from repl_rl.trainer.forward_pass import BatchLayout, build_row_passes, compute_logprobs, install_scoring_forward
 from tests.support.documents import ROOT
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from examples import minimal_grpo as loop
 from repl_rl.errors import WeightSyncError
-from repl_rl.models.logits import forbid_ids
+from repl_rl.models.transform_logits import forbid_ids
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.trainer import config as choices
 from repl_rl.trainer import trl_arguments

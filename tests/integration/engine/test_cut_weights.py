@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from repl_rl.cli import main
 from repl_rl.engine.config import EngineOptions, read_model_folder
 from repl_rl.errors import ConfigError, EngineError
-from repl_rl.models.logits import choose_attention
 from repl_rl.models.parameter_names import read_config, resolve_causal_class
 from repl_rl.models.safetensors_index import INDEX, WHOLE, read_checkpoint_shapes, validate_checkpoint_complete
+from repl_rl.models.transform_logits import choose_attention
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.load_policy import load_model
 from repl_rl.utils.package_data import find_asset

@@ -6,8 +6,8 @@ from repl_rl.errors import ConfigError
 from repl_rl.ray.actor_calls import Machine
 from repl_rl.ray.config import RayOptions
 from repl_rl.ray.connect_cluster import validate_free_gpus
-from repl_rl.ray.rollout_actors import compute_worker_capacity
 from repl_rl.ray.start_local_cluster import get_worker_gpu_variables
+from repl_rl.ray.worker_cluster import compute_worker_capacity
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from repl_rl.errors import ConfigError, WeightSyncError
-from repl_rl.models.logits import forbid_ids
+from repl_rl.models.transform_logits import forbid_ids
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.forward_pass import BatchLayout, build_row_passes, compute_logprobs, install_scoring_forward
 from repl_rl.trainer.rollout_source import StepRecord

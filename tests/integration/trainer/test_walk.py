@@ -30,7 +30,7 @@ DEPRECATIONS = {"deprecations.py"}
 PLAIN_ROLLOUT = {
     "engine/base.py",
     "engine/scripted_engine.py",
-    "judges/grade_answer.py",
+    "judges/apply_judges.py",
     "rollout/concurrent_rollouts.py",
     "rollout/episode.py",
     "rollout/sampler_base.py",
@@ -49,7 +49,7 @@ PLAIN_UPDATE = {
     "credit/rewards.py",
     "models/parameter_names.py",
     "trainer/forward_pass.py",
-    "trainer/group_sampler.py",
+    "trainer/collect_groups.py",
     "trainer/grpo.py",
     "trainer/importance_sampling.py",
     "trainer/logprobs.py",

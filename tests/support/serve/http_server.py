@@ -16,7 +16,7 @@ from repl_rl.engine import ScriptedEngine
 from repl_rl.rollout import ReplSampler, Rollouts
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.rollout_limits import RolloutLimits
-from repl_rl.rollout.sync_rollouts import EventLoopThread, OpenRollouts
+from repl_rl.rollout.synchronous_rollouts import EventLoopThread, OpenRollouts
 from repl_rl.sandbox import InProcessSandbox
 from repl_rl.sandbox.inprocess import InProcessSession
 from repl_rl.serve.auth import ApiKeys

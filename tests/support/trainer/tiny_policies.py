@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from repl_rl.models.logits import forbid_ids
+from repl_rl.models.transform_logits import forbid_ids
 from repl_rl.trajectory.trajectory import (
     Execution,
     Failure,

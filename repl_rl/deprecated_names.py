@@ -163,7 +163,7 @@ OLD_MEMBERS = MappingProxyType(
             "template": "settings.template",
         },
         "repl_rl.rollout.sampler_base:RolloutSampler": {"opened": "open_resources"},
-        "repl_rl.rollout.sync_rollouts:SyncRollouts": {
+        "repl_rl.rollout.synchronous_rollouts:SyncRollouts": {
             "begin": "start_rollouts",
             "busy_s": "rollout_busy_s",
             "ended": "get_ended_groups",
