@@ -13,6 +13,7 @@ from repl_rl.cli.eval import EvalConfig
 from repl_rl.cli.sft import SftConfig
 from repl_rl.cli.train import TrainConfig
 from repl_rl.cli.transcripts import TranscriptsConfig
+from repl_rl.engine import ENGINES
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.settings.model_defaults import PretrainedDefault, format_default, get_model_dependent_fields
 
@@ -46,7 +47,11 @@ def rows() -> Iterator[tuple[str, object, PretrainedDefault]]:
 
 def _value(config: object, name: str) -> object:
     """The value of a setting, by its dotted name."""
-    return reduce(getattr, name.split("."), config)
+    table, _, option = name.partition(".")
+    # Options of an engine are a table of its name.
+    return (
+        getattr(ENGINES.get(table)(), option) if table in ENGINES.entries else reduce(getattr, name.split("."), config)
+    )
 
 
 if __name__ == "__main__":

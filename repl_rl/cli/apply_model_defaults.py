@@ -40,6 +40,10 @@ class UpdateInfo:
     """Rollouts or trajectories per optimizer step in this process, >= 1."""
     steps: int = 1
     """Steps of the run, >= 1."""
+    samples_with_vllm: bool = False
+    """True if vLLM samples on this machine while the run trains."""
+    samples_during_update: bool = False
+    """True if rollouts run during the update."""
 
 
 def describe_no_update(config: object) -> UpdateInfo:
@@ -100,7 +104,8 @@ def apply_defaults(
 
     def describe(config: T) -> ModelDefaultsContext:
         info = update(config)
-        sizes = (info.trains_adapters, info.rows_per_step, info.steps)
+        shares_gpu = info.samples_with_vllm and own.exists()
+        sizes = (info.trains_adapters, info.rows_per_step, info.steps, shares_gpu, info.samples_during_update)
         return ModelDefaultsContext(template, context, own.exists, own.supports_bfloat16, *sizes)
 
     facts = describe(asked.config)
@@ -110,7 +115,7 @@ def apply_defaults(
     if recorded is not None and recorded.is_file():
         there = rename_recorded(dict(flatten(load_toml(recorded))))
         values = {name: there[name] for name in unsaid if name in there}
-        source = f"settings of {recorded}, which goes on"
+        source = f"settings of {recorded}, which is resumed"
     else:
         # Sizes first: other defaults depend on them.
         sizes = {name: default for name, default in unsaid.items() if not default.depends_on_sizes}
@@ -153,7 +158,7 @@ def _warn_about_other_models(
             continue
         theirs = {name: default for name, default in defaults.items() if name in said and name not in asked.flags}
         if differing := _find_differing_settings(said, _compute_default_values(theirs, facts)):
-            yield f"settings of {file}, which says model {other}, hold for {model}: {', '.join(differing)}"
+            yield f"settings of {file}, written for model {other}, apply to {model}: {', '.join(differing)}"
 
 
 def _find_differing_settings(said: Mapping[str, object], values: Mapping[str, object]) -> Sequence[str]:

@@ -17,6 +17,7 @@ from repl_rl.cli.apply_model_defaults import UpdateInfo, apply_model_defaults
 from repl_rl.cli.live_status import RolloutProgress
 from repl_rl.cli.next_steps import print_steps, suggest_next_steps
 from repl_rl.cli.terminal_output import format_duration, report_errors_on_rank_zero, silence_other_ranks
+from repl_rl.engine import ENGINES, Vllm
 from repl_rl.errors import ConfigError
 from repl_rl.ray.config import get_worker_options, parse_workers
 from repl_rl.rollout import RuntimeInfo
@@ -107,7 +108,14 @@ class TrainConfig(RolloutConfig):
 def describe_update(config: TrainConfig) -> UpdateInfo:
     """Return the properties of the update that defaults depend on."""
     trainer = config.trainer
-    return UpdateInfo(trainer.lora_rank > 0, trainer.count_rows_per_step(get_world_size()), trainer.steps)
+    is_vllm_local = parse_workers(config.workers) is None and isinstance(ENGINES.resolve(config.engine), Vllm)
+    return UpdateInfo(
+        trainer.lora_rank > 0,
+        trainer.count_rows_per_step(get_world_size()),
+        trainer.steps,
+        is_vllm_local,
+        trainer.max_staleness_steps > 0,
+    )
 
 
 def main(argv: Sequence[str]) -> int:

@@ -21,6 +21,7 @@ from repl_rl.engine.config import EngineConfig, EngineOptions, read_model_folder
 from repl_rl.engine.scripted_engine import ScriptedEngine, ScriptedPolicy
 from repl_rl.engine.vllm_subprocess import get_log_variables, set_environment, set_vllm_log_level
 from repl_rl.errors import ConfigError
+from repl_rl.settings.model_defaults import PretrainedDefault
 from repl_rl.settings.value_bounds import AtLeast, PowerOfTwo, check_fields
 
 
@@ -41,8 +42,8 @@ class Vllm(EngineConfig):
     kind: ClassVar[str] = "vllm"
     about: ClassVar[str] = "fast"
 
-    kv_cache_gib: Annotated[int | None, AtLeast(1)] = None
-    """Memory for the KV cache in GiB (>= 1). None means 1 on CPU, and vLLM's default on a GPU."""
+    kv_cache_gib: Annotated[int | None, AtLeast(1), PretrainedDefault.on_shared_gpu(8)] = None
+    """Memory for the KV cache in GiB (>= 1). None means 1 on CPU, and vLLM's default on a GPU, nearly all of it."""
     block_size: Annotated[int | None, PowerOfTwo(16)] = None
     """Ids per block of the KV cache, a power of two >= 16, on CPU >= 32. None means 32 on CPU, and vLLM's default on a
     GPU. On CPU vLLM's default of 128 is longer than most prompts, so they would share no block."""
@@ -50,7 +51,7 @@ class Vllm(EngineConfig):
     """On CPU: threads of the engine's process (>= 1). None means all cores but one, at least 1."""
     request_mode: RequestMode = RequestMode.SESSION
     """Request mode: session (one request per rollout) or request (one request per line)."""
-    sleep: bool = False
+    sleep: Annotated[bool, PretrainedDefault.on_shared_gpu(True, unless_async=True)] = False
     """On a GPU shared with the trainer: release vLLM's memory for the update, from rollouts to weight sync."""
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, get_args, get_origin, get_type_hints
 
+from repl_rl.settings.component_registry import Registry
 from repl_rl.settings.toml_values import Scalar
 
 
@@ -30,6 +31,10 @@ class ModelDefaultsContext:
     """Rollouts or trajectories per optimizer step in this process, >= 1."""
     steps: int
     """Steps of the run, >= 1."""
+    shares_gpu: bool
+    """True if vLLM samples on the GPU on which this process trains."""
+    samples_during_update: bool
+    """True if rollouts run during the update."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,19 @@ class PretrainedDefault:
     def on_cpu(cls, value: Scalar) -> "PretrainedDefault":
         """Return a default for a machine without a GPU, where usual sizes would take long."""
         return cls(f"{format_default(value)} without a GPU", lambda facts: None if facts.has_gpu() else value)
+
+    @classmethod
+    def on_shared_gpu(cls, value: Scalar, *, unless_async: bool = False) -> "PretrainedDefault":
+        """Return a default for training on the GPU on which vLLM samples, which would leave the trainer no memory.
+
+        With `unless_async`, it does not apply if rollouts run during the update.
+        """
+        told = f"{format_default(value)} in `train` on the GPU that vLLM samples on"
+        told += ", without trainer.max_staleness_steps" if unless_async else ""
+        return cls(
+            told,
+            lambda facts: value if facts.shares_gpu and not (unless_async and facts.samples_during_update) else None,
+        )
 
     @classmethod
     def largest_divisor(cls, most: int, most_on_cpu: int) -> "PretrainedDefault":
@@ -110,6 +128,10 @@ def get_model_dependent_fields(kind: type, prefix: str = "") -> Mapping[str, Pre
             found[prefix + one.name] = default
         elif isinstance(hint, type) and is_dataclass(hint):
             found |= get_model_dependent_fields(hint, f"{prefix}{one.name}.")
+        # Options of a component are in a table of its name, next to the setting that selects it.
+        for registry in [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Registry)]:
+            for name, options in registry.get_entries_with_options().items():
+                found |= get_model_dependent_fields(options, f"{prefix}{name}.")
     return found
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.models.defaults import PAGE, block
 from repl_rl.cli import main
@@ -21,6 +21,7 @@ from repl_rl.cli.serve import ServeConfig
 from repl_rl.cli.sft import SftConfig
 from repl_rl.cli.train import TrainConfig, describe_update
 from repl_rl.cli.transcripts import TranscriptsConfig
+from repl_rl.errors import ConfigError
 from repl_rl.models.resolve_model import is_bundled_kind
 from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.rollout_config import RolloutConfig
@@ -28,6 +29,7 @@ from repl_rl.settings.argument_parser import ParsedSettings, dump_toml, flatten,
 from repl_rl.settings.model_defaults import get_model_dependent_fields
 from repl_rl.sft.create_random_model import make_random_policy, make_tokenizer, write_random_policy
 from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.config_checks import GpuMemory, validate_gpu_memory
 from repl_rl.trainer.train import warn_about_learning_rate
 from repl_rl.utils.hardware import LocalGpuInfo
 from repl_rl.utils.package_data import find_asset
@@ -89,7 +91,11 @@ def trained(flags: Sequence[str], gpus: Gpu = NONE, recorded: Path | None = None
     return resolved(apply_model_defaults(asked, recorded, describe_update, gpus))
 
 
+ALONE = {"vllm.kv_cache_gib": None, "vllm.sleep": False}
+SHARED = {"vllm.kv_cache_gib": 8, "vllm.sleep": True}
+"""Options of a vLLM that leaves memory of its GPU to the trainer."""
 BUNDLED: Mapping[str, object] = {
+    **ALONE,
     "prompt": "bare",
     "context_tokens": None,
     "rollout.max_lines": 8,
@@ -105,6 +111,7 @@ BUNDLED: Mapping[str, object] = {
     "trainer.gradient_checkpointing": False,
 }
 PRETRAINED: Mapping[str, object] = {
+    **ALONE,
     "prompt": "chat",
     "context_tokens": OWN_CONTEXT,
     "rollout.max_lines": 32,
@@ -120,14 +127,17 @@ PRETRAINED: Mapping[str, object] = {
     "trainer.gradient_checkpointing": False,
 }
 SIZES = {"eval_tasks": 240, "trainer.prompts_per_step": 12, "trainer.per_device_batch_size": 8}
-ON_GPU = {**SIZES, "trainer.dtype": "bfloat16", "trainer.gradient_checkpointing": True}
+ON_GPU = {**SIZES, **SHARED, "trainer.dtype": "bfloat16", "trainer.gradient_checkpointing": True}
 ROWS: Mapping[str, tuple[str, str, Gpu, Mapping[str, object]]] = {
     "another model with a chat template": ("chat", "", NONE, PRETRAINED),
     "another without": ("base", "", NONE, {**PRETRAINED, "prompt": "base"}),
     "a long context is bounded": ("long", "", NONE, {**PRETRAINED, "prompt": "base", "context_tokens": 8192}),
     "adapters": ("chat", "--trainer.lora-rank 4", NONE, {**PRETRAINED, "trainer.learning_rate": 1e-5}),
     "a GPU": ("chat", "", NEW, {**PRETRAINED, **ON_GPU}),
-    "a GPU without bfloat16": ("chat", "", OLD, {**PRETRAINED, **SIZES, "trainer.gradient_checkpointing": True}),
+    "a GPU without bfloat16": (
+        *("chat", "", OLD),
+        {**PRETRAINED, **SIZES, **SHARED, "trainer.gradient_checkpointing": True},
+    ),
     "adapters on a GPU": (
         *("chat", "--trainer.lora-rank 4", NEW),
         {**PRETRAINED, **ON_GPU, "trainer.learning_rate": 1e-5},
@@ -148,8 +158,18 @@ ROWS: Mapping[str, tuple[str, str, Gpu, Mapping[str, object]]] = {
     ),
     "a switch": (
         *("chat", "--trainer.no-gradient-checkpointing --trainer.dtype float32", NEW),
-        {**PRETRAINED, **SIZES},
+        {**PRETRAINED, **SIZES, **SHARED},
     ),
+    "rollouts during the update, when vLLM cannot sleep": (
+        *("chat", "--trainer.max-staleness-steps 1", NEW),
+        {**PRETRAINED, **ON_GPU, "vllm.sleep": False},
+    ),
+    "rollouts of workers": ("chat", "--workers ray", NEW, {**PRETRAINED, **ON_GPU, **ALONE}),
+    "rollouts of transformers": (
+        *("chat", "--engine transformers", NEW),
+        {**PRETRAINED, **ON_GPU, **dict.fromkeys(SHARED)},
+    ),
+    "a cache of the user's": ("chat", "--vllm.kv-cache-gib 3", NEW, {**PRETRAINED, **ON_GPU, "vllm.kv_cache_gib": 3}),
 }  # fmt: skip
 
 
@@ -175,16 +195,18 @@ def test_a_file_wins_over_defaults_and_a_flag_over_the_file(models: Mapping[str,
     file.write_text("prompt = 'bare'\n[trainer]\nlearning_rate = 2e-6\nwarmup_steps = 3\ncheckpointing = false\n")
     flags = ["--model", str(models["chat"]), "--config", str(file), "--trainer.warmup-steps", "4"]
     found = trained(flags, NEW)
-    expected = {**PRETRAINED, **SIZES, "prompt": "bare", "trainer.learning_rate": 2e-6, "trainer.warmup_steps": 4}
+    given = {"prompt": "bare", "trainer.learning_rate": 2e-6, "trainer.warmup_steps": 4}
+    expected = {**PRETRAINED, **SIZES, **SHARED, **given}
     assert {name: found.get(name) for name in PRETRAINED} == {**expected, "trainer.dtype": "bfloat16"}
 
 
 def test_a_preset_wins_over_defaults(models: Mapping[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    """What docs/pretrained.md measured stays what it was, on a GPU too."""
-    found = trained(["--model", str(models["chat"]), "--preset", "pretrained"], NEW)
-    preset = parse(TrainConfig, "train", ["--preset", "pretrained"], presets=find_asset("presets"))
-    assert {**found, "model": RolloutConfig.model} == resolved(preset)
+    """What docs/pretrained.md measured stays what it was. On a GPU, vLLM alone gets options, for its memory."""
+    flags = ["--model", str(models["chat"]), "--preset", "pretrained"]
+    preset = resolved(parse(TrainConfig, "train", ["--preset", "pretrained"], presets=find_asset("presets")))
+    assert {**trained(flags), "model": RolloutConfig.model} == preset
     assert capsys.readouterr().out == ""
+    assert {**trained(flags, NEW), "model": RolloutConfig.model} == preset | SHARED
 
 
 def test_a_run_that_goes_on_has_what_it_recorded_whatever_the_machine_is_now(
@@ -195,7 +217,7 @@ def test_a_run_that_goes_on_has_what_it_recorded_whatever_the_machine_is_now(
     (tmp_path / "config.toml").write_text(dump_toml(old))
     flags = ["--model", str(models["chat"]), "--resume"]
     assert trained(flags, NEW, tmp_path / "config.toml") == resolved(old) | {"resume": True}
-    assert "which goes on: prompt bare, " in capsys.readouterr().out
+    assert "which is resumed: vllm.sleep off, prompt bare, " in capsys.readouterr().out
     assert trained(flags, NEW, tmp_path / "none.toml")["trainer.learning_rate"] == 1e-6
 
 
@@ -209,7 +231,7 @@ def test_a_recorded_config_holds_for_another_model_and_what_that_changes_is_said
     assert (found["trainer.learning_rate"], found["rollout.max_lines"], found["prompt"]) == (5e-4, 5, "bare")
     told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("settings of ")]
     assert len(told) == 1
-    assert told[0].startswith(f"settings of {file}, which says model builtin:quickstart, hold for {models['chat']}: ")
+    assert told[0].startswith(f"settings of {file}, written for model builtin:quickstart, apply to {models['chat']}: ")
     assert "trainer.learning_rate 5e-4 (default 1e-6)" in told[0]
     assert "max_lines" not in told[0]
 
@@ -219,7 +241,8 @@ def test_the_line_at_the_start_names_the_defaults_and_their_source(
 ) -> None:
     trained(["--model", str(models["chat"]), "--trainer.lora-rank", "4", "--rollout.max-lines", "9"], NEW)
     assert capsys.readouterr().out == (
-        f"defaults for a pretrained model ({models['chat']}): prompt chat, context_tokens {OWN_CONTEXT}, "
+        f"defaults for a pretrained model ({models['chat']}): vllm.kv_cache_gib 8, vllm.sleep on, "
+        f"prompt chat, context_tokens {OWN_CONTEXT}, "
         "rollout.max_line_tokens 256, rollout.max_observation_tokens 512, "
         "rollout.max_wall_s 900.0, trainer.per_device_batch_size 8, "
         "trainer.learning_rate 1e-5, trainer.warmup_steps 10, trainer.dtype bfloat16, "
@@ -227,7 +250,45 @@ def test_the_line_at_the_start_names_the_defaults_and_their_source(
     )
 
 
+SMALL_QWEN = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
+LARGER_QWEN = {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12}
+
+
+def write_without_data(config: Qwen2Config, folder: Path) -> None:
+    """A model whose weights are a hole in its file, which takes no room on the disk."""
+    with torch.device("meta"):
+        weights = Qwen2ForCausalLM(config).state_dict()
+    del weights["lm_head.weight"]  # tied to the embeddings
+    header, end = dict[str, object](), 0
+    for name, weight in weights.items():
+        start, end = end, end + 2 * weight.numel()
+        header[name] = {"dtype": "BF16", "shape": list(weight.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+    config.architectures = ["Qwen2ForCausalLM"]
+    config.save_pretrained(folder)
+
+
+@pytest.mark.parametrize(("shape", "gib"), [(SMALL_QWEN, 24), (LARGER_QWEN, 80)], ids=["0.5 B", "1.5 B"])
+def test_the_obvious_command_leaves_the_trainer_room_on_one_gpu(
+    shape: Mapping[str, int], gib: int, tmp_path: Path
+) -> None:
+    """All weights are trained, next to a vLLM that would take 92 % of the GPU without these defaults."""
+    shared = {"vocab_size": 151936, "num_key_value_heads": 2, "tie_word_embeddings": True}
+    make_tokenizer(tmp_path)
+    write_without_data(Qwen2Config(**shape, **shared), tmp_path)
+    asked = parse_with_sources(TrainConfig, "train", ["--model", str(tmp_path)])
+    memory = GpuMemory(gib << 30, gib << 30)
+    config = apply_model_defaults(asked, None, describe_update, NEW)
+    validate_gpu_memory(config, config.trainer, memory=memory)
+    with pytest.raises(ConfigError, match=r"choose --vllm\.sleep"):
+        validate_gpu_memory(asked.config, asked.config.trainer, memory=memory)
+
+
 PLAYED = {
+    **ALONE,
     "prompt": "chat",
     "context_tokens": OWN_CONTEXT,
     **{name: value for name, value in PRETRAINED.items() if name.startswith("rollout.")},
@@ -360,7 +421,7 @@ def test_the_obvious_command_trains_another_model_with_its_defaults_and_goes_on_
         "trainer.per_device_batch_size": 2,
         "trainer.warmup_steps": 0,
     }
-    expected = {**PRETRAINED, **small}
+    expected = {**PRETRAINED, **dict.fromkeys(SHARED), **small}  # without vLLM
     assert {name: found.get(name) for name in expected} == expected
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
     assert main([*command, *SMALL, "--resume", "--trainer.steps", "3"]) == 0

@@ -1,6 +1,7 @@
 """Pages and examples use members that exist, by their present names."""
 
 import re
+from types import FunctionType
 
 import pytest
 
@@ -18,6 +19,17 @@ def test_a_page_names_members_that_exist_under_their_present_names(page: str) ->
     wrong = [f"{name}.{member}" for name, member in used if not hasattr(TYPES[name], member)]
     fields = {f"{name}.{field}" for name, kind in TYPES.items() for field in getattr(kind, "__annotations__", {})}
     assert [each for each in wrong if each not in fields] == []
+
+
+def test_the_list_of_an_episodes_methods_names_members_that_exist() -> None:
+    section = PAGES["docs/samplers/README.md"].partition("## Episode methods\n")[2].partition("\n## ")[0]
+    listed = re.findall(r"(?m)^- `(?:await |async for line in )?(\w+)\(", section)
+    assert len(listed) >= 10
+    # An old name is no function of the class: it warns.
+    methods = {
+        name for kind in Episode.__mro__ for name, member in vars(kind).items() if isinstance(member, FunctionType)
+    }
+    assert [name for name in listed if name not in methods] == []
 
 
 def test_the_page_of_the_debugger_stops_at_the_marked_line() -> None:
