@@ -30,9 +30,8 @@ from repl_rl.sandbox.jupyter_wire import (
     JupyterWire,
     MalformedReply,
     PendingCell,
-    make_result_from_exit,
-    make_result_from_reply,
 )
+from repl_rl.sandbox.line_status import make_result_from_exit, make_result_from_reply
 from repl_rl.trajectory.trajectory import LineStatus
 
 log = logging.getLogger(__name__)

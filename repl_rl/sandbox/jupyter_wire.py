@@ -1,8 +1,7 @@
-"""Line protocol of every console: cells from lines, checked messages, and the status of each line.
+"""Line protocol of every console: cells from lines, and checked messages.
 
 `JupyterWire` is the host half of the Jupyter wire format: one request per line, as a list of frames, and one checked
-reply. `PendingCell` buffers lines into cells. `make_result_from_reply` and `make_result_from_exit` return the result of
-a line from the console's reply or its end.
+reply. `PendingCell` buffers lines into cells.
 
 All data from a console is untrusted. Code in a cell can read the key, so a valid signature does not prove the sender of
 a message. The content is checked field by field.
@@ -15,9 +14,8 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
-from repl_rl.sandbox.base import Limits, LineResult
+from repl_rl.sandbox.base import LineResult
 from repl_rl.trajectory.console_text import CellBuffer, CellStatus
 from repl_rl.trajectory.trajectory import LineStatus
 
@@ -31,8 +29,6 @@ MAX_ANSWER_CHARS = 65_536
 """Longest answer that a console accepts. Its code can be changed by a line, so the host checks this, too."""
 _OUTCOMES = frozenset({"incomplete", "ok", "syntax_error", "exception", "memory_limit", "exited"})
 """Outcomes of a line that a console may claim."""
-_SIGXCPU = 24
-"""Signal at the limit of CPU time."""
 
 
 class MalformedReply(Exception):
@@ -157,19 +153,6 @@ def validate_claim(claim: Mapping[str, object]) -> ConsoleReply:
     )
 
 
-class ConsoleExit(Protocol):
-    """End of a console, and the output that was printed but not read."""
-
-    @property
-    def code(self) -> int | None:
-        """Exit code, or minus the number of the signal. None means unknown."""
-
-    @property
-    def text(self) -> str: ...
-    @property
-    def truncated(self) -> bool: ...
-
-
 class PendingCell:
     """Lines that were typed but not sent to the console yet."""
 
@@ -196,53 +179,3 @@ class PendingCell:
         if not result.incomplete:
             self._cell.reset()
         return result.status in (LineStatus.ANSWERED, LineStatus.EXITED)
-
-
-def make_result_from_reply(reply: ConsoleReply, limits: Limits, elapsed_s: float, *, interrupted: bool) -> LineResult:
-    """Return the result of a line from the console's reply. `interrupted`: the time of the line was over."""
-    text, truncated = _truncate_text(reply.text, reply.truncated, limits)
-    return LineResult(
-        text, reply.incomplete, _compute_status(reply, interrupted=interrupted), reply.answer, elapsed_s, truncated
-    )
-
-
-def make_result_from_exit(death: ConsoleExit, limits: Limits, elapsed_s: float, *, interrupted: bool) -> LineResult:
-    """Return the result of a line whose console died."""
-    # The console is killed if it does not react to the interrupt in time, and at its limit of CPU time.
-    if interrupted or death.code == -_SIGXCPU:
-        status = LineStatus.TIMEOUT
-    elif death.code is not None and death.code >= 0:
-        status = LineStatus.EXITED
-    else:
-        status = LineStatus.KILLED
-    text, truncated = _truncate_text(death.text, death.truncated, limits)
-    return LineResult(text, False, status, None, elapsed_s, truncated)
-
-
-def _truncate_text(text: str, truncated: bool, limits: Limits) -> tuple[str, bool]:
-    """Return `text` in at most `output_bytes` of UTF-8, and True if it was truncated.
-
-    The console enforces the limit, unless it was tampered with.
-    """
-    data = text.encode("utf-8", "replace")
-    if len(data) <= limits.output_bytes:
-        return text, truncated
-    marker = f"\n[... {len(data) - limits.output_bytes} bytes of output not shown ...]\n"
-    half_bytes = (limits.output_bytes - len(marker)) // 2
-    head, tail = (part.decode("utf-8", "ignore") for part in (data[:half_bytes], data[-half_bytes:]))
-    return head + marker + tail, True
-
-
-def _compute_status(reply: ConsoleReply, *, interrupted: bool) -> LineStatus:
-    """Return the status of a line: the first row that applies, in the table of docs/specification.md."""
-    if reply.answer is not None:
-        return LineStatus.ANSWERED
-    if reply.claimed_outcome == "exited":
-        return LineStatus.EXITED
-    if interrupted:
-        return LineStatus.TIMEOUT
-    if reply.incomplete:
-        return LineStatus.INCOMPLETE
-    if reply.claimed_outcome == "memory_limit":
-        return LineStatus.MEMORY_LIMIT
-    return LineStatus.OUTPUT_LIMIT if reply.truncated else LineStatus(reply.claimed_outcome)

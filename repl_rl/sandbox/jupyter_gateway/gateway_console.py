@@ -39,11 +39,10 @@ from repl_rl.sandbox.jupyter_kernelspec import NAME
 from repl_rl.sandbox.jupyter_wire import (
     MalformedReply,
     PendingCell,
-    make_result_from_exit,
-    make_result_from_reply,
     replace_surrogates,
     validate_claim,
 )
+from repl_rl.sandbox.line_status import make_result_from_exit, make_result_from_reply
 from repl_rl.trajectory.trajectory import LineStatus, WorkspaceContent
 from repl_rl.utils.package_data import find_asset
 

@@ -14,9 +14,9 @@ from repl_rl.sandbox.jupyter_wire import (
     ConsoleReply,
     JupyterWire,
     MalformedReply,
-    make_result_from_reply,
     replace_surrogates,
 )
+from repl_rl.sandbox.line_status import make_result_from_reply
 from repl_rl.utils.package_data import find_asset
 
 KEY = "k" * 64
