@@ -554,7 +554,11 @@ def _refuse_unrecorded(rollout_config: RolloutConfig, own: Mapping[str, object],
     validate_recorded_settings({name: getattr(rollout_config, name) for name in (*_CODE, "tasks")}, where)
     # A file was replaced by its text, so compare with the record, which names no file.
     if rollout_config.prompt != own.get("prompt", RolloutConfig.prompt):
-        raise ConfigError(f"prompt in {where}", rollout_config.prompt, "the run does not record it; leave it out")
+        raise ConfigError(
+            f"prompt in {where}",
+            rollout_config.prompt,
+            "the stored run records another text under `prompt`; leave the other out",
+        )
 
 
 def _warn_about_limits(limits: Limits, where: str) -> None:

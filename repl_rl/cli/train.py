@@ -50,7 +50,7 @@ class TrainConfig(RolloutConfig):
     """Replace a run of the same name. A folder that is no run, or holds a file of yours, is refused."""
     resume: Annotated[bool, COMMON] = False
     """Resume the run of the same name from its newest training state, or begin it if it does not exist. Its settings
-    must be the same, except that steps may grow."""
+    must be the same, except for steps, which may end the run earlier or later."""
     checkpoint: Annotated[str, HasOptions(get_checkpoint_options), COMMON] = "within"
     """Schedule of the training states for --resume: within or never. within loses at most every_s = 60 seconds or one
     step, takes at most max_time_share = 0.01 of the time, and keeps the newest keep_last = 2 states."""

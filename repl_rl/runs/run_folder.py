@@ -299,7 +299,7 @@ FREE = frozenset(
 )
 """Settings that may differ, because they have no influence on the trained policy."""
 STEPS = "trainer.steps"
-"""Setting that may grow."""
+"""Setting that may differ, but not be below the step of the newest saved state."""
 
 
 def check_same_settings(run: Path, config_toml: str) -> None:
@@ -310,26 +310,27 @@ def check_same_settings(run: Path, config_toml: str) -> None:
     """
     differences = _describe_differences(run / "config.toml", config_toml)
     if differences:
-        remedy = "give the run's own (--config RUN/config.toml has them), or another --name; only steps may grow"
+        remedy = "give the run's own (--config RUN/config.toml has them), or another --name"
         raise ConfigError("settings", "; ".join(differences), remedy)
 
 
 def _describe_differences(file: Path, config_toml: str) -> list[str]:
-    """Describe each setting that differs between the file `file` and ours. `FREE` may differ, `STEPS` may grow."""
+    """Describe each setting that differs between the file `file` and ours, except those that may."""
     current = rename_recorded(dict(flatten(tomllib.loads(config_toml))))
     # A setting that the older version did not record counts with the value that describes its behaviour.
     saved = {**ADDED, **rename_recorded(dict(flatten(load_toml(file))))}
     saved = {name: value for name, value in saved.items() if name in current or name not in ADDED}
-    return [
+    differences = [
         f"{name} is {_format_setting(current, name)}, the run's {_format_setting(saved, name)}"
-        for name in sorted({*current, *saved} - FREE)
+        for name in sorted({*current, *saved} - FREE - {STEPS})
         if current.get(name) != saved.get(name)
-        and not (name == STEPS and _is_larger(saved.get(name), current.get(name)))
     ]
-
-
-def _is_larger(saved: object, current: object) -> bool:
-    return isinstance(saved, int) and isinstance(current, int) and current > saved
+    # A run may end early, or continue, but not before the step that it resumes from.
+    saved_step = max((_parse_number(path.name) for path in file.parent.glob("states/[0-9]*")), default=0)
+    steps = current.get(STEPS, saved_step)
+    if not isinstance(steps, int) or steps < saved_step:
+        differences.append(f"{STEPS} is {_format_setting(current, STEPS)}, and step {saved_step} is saved")
+    return differences
 
 
 def _format_setting(settings: Mapping[str, object], name: str) -> str:

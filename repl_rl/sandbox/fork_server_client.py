@@ -207,7 +207,7 @@ class WorkspaceProcess:
 
     @property
     def is_alive(self) -> bool:
-        """False once it has ended, together with its consoles."""
+        """False once the process of this workspace has ended, together with its consoles, or hangs."""
         return self._supervisor.exit_info is None and not self._spawn_socket.is_broken
 
     async def open_console(self, limits: Limits, *, decide: bool) -> ConsoleSession:
@@ -294,7 +294,7 @@ class RunningForkServer(Protocol):
 
     @property
     def is_alive(self) -> bool:
-        """False once it has ended."""
+        """False once the fork server has ended."""
 
     def get_log_tail(self) -> str:
         """Return the end of its log."""

@@ -113,7 +113,7 @@ def get_workers_status(source: RolloutClient) -> dict[str, Json]:
 
 @contextmanager
 def _connect_to_ray(options: RayOptions) -> Iterator[WorkerCluster]:
-    """Start or join the Ray cluster, and yield its workers."""
+    """Start or join the Ray cluster, and yield it as the place for workers. None is started yet."""
     # Imported here because Ray is an optional dependency.
     with import_module("repl_rl.ray.worker_cluster").open_ray_cluster(options) as connection:
         yield connection.cluster

@@ -122,7 +122,7 @@ def train(
         evaluation: evaluation that runs at its interval in the first process; the best policy is
             `out/checkpoints/best`.
         resume: resume the run in `out` exactly, from its newest state, or from the beginning if it has no state. Its
-            settings must be the same, except that steps may grow.
+            settings must be the same, except for steps, which may end the run earlier or later.
         checkpoint: checkpoint schedule; None disables checkpoints of the run's state.
         workers: place of the rollouts: `local` means this process, `ray` means workers; see docs/scaling.md.
 

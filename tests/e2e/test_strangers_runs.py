@@ -222,7 +222,7 @@ def test_no_value_of_a_run_becomes_another_setting_or_asks_for_help(
     ],
 )
 def test_the_config_that_was_read_is_checked_as_its_file_was(read: RolloutConfig) -> None:
-    with pytest.raises(ConfigError, match=r"in config.toml is .*(--trust|does not record it)"):
+    with pytest.raises(ConfigError, match=r"in config.toml is .*(--trust|records another text)"):
         _refuse_unrecorded(read, {"prompt": "bare"}, "config.toml")
 
 

@@ -201,7 +201,7 @@ def test_a_file_wins_over_defaults_and_a_flag_over_the_file(models: Mapping[str,
 
 
 def test_a_preset_wins_over_defaults(models: Mapping[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    """What docs/pretrained.md measured stays what it was. On a GPU, vLLM alone gets options, for its memory."""
+    """Defaults do not change the preset of docs/pretrained.md. On a GPU, vLLM alone gets options, for its memory."""
     flags = ["--model", str(models["chat"]), "--preset", "pretrained"]
     preset = resolved(parse(TrainConfig, "train", ["--preset", "pretrained"], presets=find_asset("presets")))
     assert {**trained(flags), "model": RolloutConfig.model} == preset

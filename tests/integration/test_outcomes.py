@@ -1,4 +1,4 @@
-"""What an outcome is the sum of: judges with weights, what a sampler sets and adds, judges of whole groups."""
+"""Parts of an outcome: judges with weights, values that a sampler sets or adds, judges of whole groups."""
 
 import asyncio
 import math
@@ -49,7 +49,7 @@ def played(lines: Sequence[str], sampler: RolloutSampler | None = None, task: Ta
 
 
 class Claiming(ReplSampler):
-    """The line console, and then whatever is to be said of the outcome."""
+    """The line console, and then a claim about the outcome."""
 
     def __init__(self, say: Callable[[Episode], None], submits: bool = True) -> None:
         super().__init__()
@@ -298,9 +298,9 @@ def test_a_run_follows_few_names_of_a_kind_and_loses_nothing(steps: list[dict[st
         resumed = NamedMetrics(limit=4)
         resumed.load_state_dict(series.state_dict())
         figures = series.compute("reward", values)
-        assert resumed.compute("reward", values) == figures, "whoever goes on follows the same names"
+        assert resumed.compute("reward", values) == figures, "a resumed run follows the same names"
         assert math.fsum(figures.values()) == pytest.approx(math.fsum(values.values()), abs=1e-9)
-        assert known <= set(figures), "a name that came once is told in every later step"
+        assert known <= set(figures), "a name that came once is reported in every later step"
         known |= set(figures)
     assert len(known) <= 5
 

@@ -1,5 +1,6 @@
 """Pages and examples use members that exist, by their present names."""
 
+import ast
 import re
 from types import FunctionType
 
@@ -30,6 +31,24 @@ def test_the_list_of_an_episodes_methods_names_members_that_exist() -> None:
         name for kind in Episode.__mro__ for name, member in vars(kind).items() if isinstance(member, FunctionType)
     }
     assert [name for name in listed if name not in methods] == []
+
+
+def defined_names(file: str) -> set[str]:
+    """Functions of a file of the package, and methods as `Class.method`."""
+    found = set[str]()
+    for node in ast.parse((ROOT / "repl_rl" / file).read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.ClassDef):
+            methods = [each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+            found |= {f"{node.name}.{each.name}" for each in methods}
+    return found
+
+
+def test_the_walks_of_the_design_page_name_functions_that_exist() -> None:
+    named = re.findall(r"`([\w/]+\.py)`,\s+`([\w.]+)`", PAGES["docs/design.md"])
+    assert len(named) > 25
+    assert [(file, name) for file, name in named if name not in defined_names(file)] == []
 
 
 def test_the_page_of_the_debugger_stops_at_the_marked_line() -> None:

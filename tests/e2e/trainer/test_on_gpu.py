@@ -52,8 +52,8 @@ def test_a_device_that_is_not_the_cpu_comes_to_what_the_cpu_comes_to() -> None:
         ),
         (
             "trainer/forward_pass.py",
-            "bucket_logprobs.float()",
-            "bucket_logprobs.bfloat16()",
+            "pass_logprobs.float()",
+            "pass_logprobs.bfloat16()",
             "float32",
             "same dtype",
         ),

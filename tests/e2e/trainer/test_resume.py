@@ -222,6 +222,15 @@ def test_steps_may_grow(tmp_path: Path) -> None:
     check_alike(tmp_path / "grown", tmp_path / "whole")
 
 
+def test_a_run_that_is_resumed_with_fewer_steps_ends_as_one_of_so_many(tmp_path: Path) -> None:
+    constant = replace(PLAIN, lr_scheduler="constant", warmup_steps=0)
+    play(tmp_path / "short", replace(constant, steps=3))
+    with pytest.raises(Stopped):
+        play(tmp_path / "stopped", constant, 3)
+    play(tmp_path / "stopped", replace(constant, steps=3))
+    check_alike(tmp_path / "stopped", tmp_path / "short")
+
+
 def test_a_run_at_its_end_takes_no_further_step(tmp_path: Path) -> None:
     play(tmp_path / "run")
     before = load_file(tmp_path / "run" / "checkpoints" / "final" / "model.safetensors")
@@ -237,9 +246,14 @@ def test_other_settings_are_refused_by_naming_each(tmp_path: Path) -> None:
     check_same_settings(tmp_path, free)
     with pytest.raises(ConfigError) as caught:
         check_same_settings(tmp_path, "seed = 2\n[trainer]\nsteps = 4\nlearning_rate = 0.1\n")
-    for part in ("seed is 2, the run's 1", "prompt is left out, the run's 'bare'", "trainer.steps is 4, the run's 5"):
+    for part in ("seed is 2, the run's 1", "prompt is left out, the run's 'bare'"):
         assert part in str(caught.value.value)
     assert "learning_rate" not in str(caught.value)
+    assert "steps" not in str(caught.value)
+    (tmp_path / "states" / "000003").mkdir(parents=True)
+    check_same_settings(tmp_path, own.replace("steps = 5", "steps = 3"))
+    with pytest.raises(ConfigError, match=r"settings is 'trainer.steps is 2, and step 3 is saved'; give"):
+        check_same_settings(tmp_path, own.replace("steps = 5", "steps = 2"))
 
 
 def test_two_processes_cannot_have_one_run(tmp_path: Path) -> None:

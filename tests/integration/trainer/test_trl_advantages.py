@@ -12,7 +12,7 @@ from repl_rl.credit.advantage_estimators import GroupRewards, load_estimator
 
 
 def trl_advantages(rewards_N: torch.Tensor, size: int) -> torch.Tensor:
-    """What TRL 1.16 writes between the rewards of a batch and its advantages, with its own `nanstd`."""
+    """Advantages of a batch as TRL 1.16 computes them from its rewards, with its own `nanstd`."""
     grouped = rewards_N.view(-1, size)
     mean = torch.nanmean(grouped, dim=1).repeat_interleave(size, dim=0)
     std = nanstd(grouped, dim=1).repeat_interleave(size, dim=0)

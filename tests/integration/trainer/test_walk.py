@@ -59,7 +59,7 @@ PLAIN_UPDATE = {
 
 
 def is_importing(frame: FrameType) -> bool:
-    """Whether an import is running: it asks our finder of user modules, if an earlier test installed it."""
+    """Return True during an import, which asks our finder of user modules if an earlier test installed it."""
     back: FrameType | None = frame
     while back is not None and back.f_code.co_filename != "<frozen importlib._bootstrap>":
         back = back.f_back
