@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from repl_rl import GroupRewards, RolloutConfig, StepRecord, TrainerConfig, Trajectory, train
+from repl_rl import GroupRewards, RolloutConfig, StepRecord, TrainerConfig, Trajectory, component, train
 
 
 def blame_errors(group: GroupRewards, *, penalty: float = 0.5) -> tuple[tuple[float, ...], ...]:
@@ -67,8 +67,8 @@ def main() -> None:
         prompts_per_step=4,  # tasks per step
         group_size=4,  # rollouts per task, which the baseline compares
         warmup_steps=1,
-        # module:function, found because Python puts this file's folder on its path; options are in parentheses.
-        estimator="custom_estimator:blame_errors(penalty=0.5)",
+        # module:function, found because Python puts this file's folder on its path.
+        estimator=component("custom_estimator:blame_errors", penalty=0.5),
     )
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"

@@ -84,6 +84,7 @@ _HOMES = {
     "find_asset": "utils.package_data",
     "branch": "runs.replay",
     "compare": "evaluation",
+    "component": "settings.component_registry",
     "open_console": "sandbox.base",
     "load_estimator": "credit.advantage_estimators",
     "generate": "tasks.generated_tasks",

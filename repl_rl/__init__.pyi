@@ -67,6 +67,7 @@ from repl_rl.sandbox.base import Limits as Limits
 from repl_rl.sandbox.base import LineResult as LineResult
 from repl_rl.sandbox.base import Sandbox as Sandbox
 from repl_rl.sandbox.base import open_console as open_console
+from repl_rl.settings.component_registry import component as component
 from repl_rl.sft.select_rollouts import select_best_rollouts as select_best_rollouts
 from repl_rl.tasks import Curriculum as Curriculum
 from repl_rl.tasks import FollowUp as FollowUp
@@ -167,6 +168,7 @@ __all__ = [
     "Workspace",
     "branch",
     "compare",
+    "component",
     "compute_line_rewards",
     "compute_line_states",
     "find_asset",

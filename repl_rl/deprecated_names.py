@@ -69,6 +69,7 @@ _RENAMED_FIELDS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "shared_prefixes": "prefix_sharing",
             "checkpointing": "gradient_checkpointing",
             "save_every": "save_steps",
+            "potential": "potentials",
         },
         "repl_rl.engine.backend_configs:Vllm": {
             "threads": "cpu_threads",
@@ -255,6 +256,8 @@ OLD_MEMBERS = MappingProxyType(
             "chat": "chat_template_kwargs",
             "bos": "add_bos_token",
             "overshoot": "newline_tokens",
+            "judge": "judges",
+            "group_judge": "group_judges",
             "consoles": "open_consoles",
             "drawn": "draw_tasks",
             "fitting": "load_sampler_and_renderer",
@@ -301,6 +304,8 @@ OLD_KEYWORDS = MappingProxyType(
             "chat": "chat_template_kwargs",
             "bos": "add_bos_token",
             "overshoot": "newline_tokens",
+            "judge": "judges",
+            "group_judge": "group_judges",
         },
     }
 )
@@ -318,7 +323,9 @@ OLD_SETTINGS = MappingProxyType(
         "fleet.nodes": "workers.max_workers",
         "fleet.patience_s": "workers.startup_timeout_s",
         "fleet.simulate": "workers.simulate_machines",
+        "group_judge": "group_judges",
         "idle_s": "conversation_timeout_s",
+        "judge": "judges",
         "learning.micro_batch": "learning.per_device_batch_size",
         "overshoot": "newline_tokens",
         "states": "checkpoint",
@@ -329,6 +336,7 @@ OLD_SETTINGS = MappingProxyType(
         "trainer.importance": "trainer.importance_sampling",
         "trainer.micro_batch": "trainer.per_device_batch_size",
         "trainer.mini_batches": "trainer.num_mini_batches",
+        "trainer.potential": "trainer.potentials",
         "trainer.save_every": "trainer.save_steps",
         "trainer.schedule": "trainer.lr_scheduler",
         "trainer.shared_prefixes": "trainer.prefix_sharing",

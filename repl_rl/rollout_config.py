@@ -11,7 +11,7 @@ their settings run no code of a stranger.
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
@@ -43,16 +43,17 @@ from repl_rl.rollout.synchronous_rollouts import EventLoopThread
 from repl_rl.rollout.token_renderer import Overshoot, PromptSpace, Renderer
 from repl_rl.samplers import SAMPLERS, choose_sampler, get_sampler_options, load_sampler
 from repl_rl.sandbox import SANDBOXES, Limits, Sandbox, SandboxConfig, open_sandbox
-from repl_rl.settings.argument_parser import UNRECORDED, flatten, load_toml, read_table
+from repl_rl.settings.argument_parser import UNRECORDED, load_toml, read_table
 from repl_rl.settings.component_options import HasOptions
 from repl_rl.settings.component_registry import validate_no_code
+from repl_rl.settings.function_tables import OptionTable, WeightTable, read_option_table, read_weight_table
 from repl_rl.settings.help_pages import COMMON, HelpSuffix
 from repl_rl.settings.model_defaults import CONTEXT, PROMPT
 from repl_rl.settings.old_run_settings import ADDED, modern
 from repl_rl.settings.toml_values import Scalar
 from repl_rl.settings.value_bounds import AtLeast, check_fields
 from repl_rl.tasks import TASK_SOURCES, Split, Task, load_tasks, set_judges, validate_recorded_source
-from repl_rl.tasks.task import OWN, parse_weighted_judges
+from repl_rl.tasks.task import OWN
 
 _log = logging.getLogger(__name__)
 QUICKSTART = "builtin:quickstart"
@@ -66,7 +67,7 @@ OF_A_RUN = frozenset(
     }
 )
 """Settings in a training run's `config.toml` that are not part of its rollout config."""
-_CODE = ("sampler", "host_functions", "judge", "group_judge")
+_CODE = ("sampler", "host_functions", "judges", "group_judges")
 """Settings that may name user code, as module:name."""
 
 
@@ -81,15 +82,15 @@ class RolloutConfig:
     """
     tasks: Annotated[str, HelpSuffix(lambda: f"Prefixes: {TASK_SOURCES.describe()}."), COMMON] = QUICKSTART
     """Source of tasks: a JSONL or Parquet file, or PREFIX:PLACE, such as builtin:easy or gsm8k:FILE."""
-    judge: str = ""
-    """Judges of answers, with weights, such as "task + 0.2*my_judges:format".
+    judges: WeightTable = field(default_factory=dict)
+    """Judges of answers, given as --judges NAME, or with weights as --judges.task 1 --judges.my_judges:format 0.2.
 
-    The first decides whether a task is solved; task is the judge that each task names. "" means task alone.
+    The first decides whether a task is solved; task is the judge that each task names, which is the default.
     """
-    group_judge: str = ""
-    """Functions that score a group, module:function or weight*module:function with + between.
+    group_judges: WeightTable = field(default_factory=dict)
+    """Functions that score a group, module:function, given as `judges`.
 
-    From a task and all of its rollouts they compute an addition to each outcome, such as a ranking. "" means none.
+    From a task and all of its rollouts they compute an addition to each outcome, such as a ranking.
     """
     engine: Annotated[EngineConfig | str, ENGINES, COMMON] = "vllm"
     """Inference engine that samples."""
@@ -104,10 +105,11 @@ class RolloutConfig:
 
     Its options are given as --sampler.KEY VALUE, such as --sampler.max-error-streak 3.
     """
-    host_functions: str = ""
-    """Functions of the host that lines may call: llm_query, rollout, or module:name of your own, with commas between.
+    host_functions: OptionTable = field(default_factory=dict)
+    """Functions of the host that lines may call: llm_query, rollout, or module:name of your own.
 
-    Options follow in parentheses, such as "llm_query(train=True),my_tools:search(max_calls=8)".
+    Given as --host-functions NAME ..., and their options as --host-functions.NAME.OPTION VALUE, such as
+    --host-functions.my_tools:search.max-calls 8.
     """
     prompt: Annotated[str, PROMPT, COMMON] = "bare"
     """Prompt template: bare, base, few_shot, chat, chat_few_shot, or a text file. config.toml stores a file's text."""
@@ -171,7 +173,11 @@ class RolloutConfig:
             parse_date(self.date)
         object.__setattr__(self, "prompt", load_template(self.prompt))
         object.__setattr__(self, "sampler", choose_sampler(self.tasks, self.sampler))
-        # A name becomes that kind with its default options, so that equal configs compare equal.
+        # Names without weights or options become tables, so that equal configs compare equal.
+        for name in ("judges", "group_judges"):
+            object.__setattr__(self, name, read_weight_table(name, getattr(self, name)))
+        object.__setattr__(self, "host_functions", read_option_table("host_functions", self.host_functions))
+        # A name becomes that kind with its default options, for the same reason.
         object.__setattr__(self, "engine", ENGINES.resolve(self.engine))
         object.__setattr__(self, "sandbox", SANDBOXES.resolve(self.sandbox))
 
@@ -301,7 +307,7 @@ class RolloutConfig:
         Raises:
             ConfigError: they do not fit, or the prompt or an option has no effect.
         """
-        load_group_judges(self.group_judge)
+        load_group_judges(self.group_judges)
         sampler = load_sampler(self.sampler)
         load_host_functions(self.host_functions)
         sampler.check(self.rollout)
@@ -398,7 +404,7 @@ class RolloutConfig:
         hooks: list[RolloutHook] = [FaultRetries()]
         if host:
             hooks.append(HostFunctions(host, models))
-        if judges := load_group_judges(self.group_judge):
+        if judges := load_group_judges(self.group_judges):
             hooks.append(GroupJudging(judges))
         return tuple(hooks)
 
@@ -423,11 +429,11 @@ class RolloutConfig:
 
     def draw_tasks(self, split: Split | str = Split.TRAIN, count: int | None = None) -> tuple[Task, ...]:
         """Load this config's tasks of a split, with its judges; see `load_tasks`."""
-        named = {judge.name for judge in parse_weighted_judges(self.judge)} if self.judge else {OWN}
+        named = {*self.judges} or {OWN}
         # Without the tasks' own judges, no row's judge is imported, so no trust is needed.
         trust = self.trust or OWN not in named
         found = load_tasks(self.tasks, split=split, count=count, seed=self.seed, judges=named, trust=trust)
-        return set_judges(self.judge, found)
+        return set_judges(self.judges, found)
 
 
 def resolve_date(date: str, model: Path, recorded: Path | None) -> str:
@@ -502,14 +508,26 @@ def validate_recorded_settings(said: Mapping[str, object], where: str) -> None:
     Raises:
         ConfigError: names the first such setting.
     """
-    for key, value in flatten(said):
+    for key, value in said.items():
         name = key.partition(".")[0]
         if name in _CODE:
-            validate_no_code(f"{name} in {where}", str(value))
-        elif name == "tasks":
-            validate_recorded_source(f"{name} in {where}", str(value))
-        elif name == "prompt":
-            validate_recorded_template(f"{name} in {where}", str(value))
+            # A function is the key of its weight or options, and any option may name code too.
+            for text in (key, *_iterate_texts(value)):
+                validate_no_code(f"{name} in {where}", text)
+        elif name in ("tasks", "prompt"):
+            validate = validate_recorded_source if name == "tasks" else validate_recorded_template
+            for text in _iterate_texts(value):
+                validate(f"{name} in {where}", text)
+
+
+def _iterate_texts(value: object) -> Iterator[str]:
+    """Yield each key and value of a nested table as text, or the value itself."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield str(key)
+            yield from _iterate_texts(each)
+    else:
+        yield str(value)
 
 
 def _read_recorded_settings(run: Path) -> tuple[Path | None, Mapping[str, object]]:

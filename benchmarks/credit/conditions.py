@@ -50,10 +50,10 @@ class Condition:
     estimator: str = "outcome"
     rewards: RewardTable = field(default_factory=lambda: NO_SHAPING)
     way: Way = "lines"
-    line_rewards: tuple[str, ...] = ()
+    line_rewards: Mapping[str, float] = field(default_factory=dict)
     """As `TrainerConfig.line_rewards`."""
-    potential: str = ""
-    """As `TrainerConfig.potential`."""
+    potentials: Mapping[str, float] = field(default_factory=dict)
+    """As `TrainerConfig.potentials`."""
     ahead: int = 0
     importance: str = "token_truncate"
     """As in `TrainerConfig`, like `ahead`."""
@@ -73,10 +73,10 @@ ERRORS = (
     Condition(
         "errors/first",
         AS_GIVEN,
-        line_rewards=(f"first_error={FIXED_PENALTY}",),
+        line_rewards={"first_error": FIXED_PENALTY},
     ),
     Condition("errors/spared", removed=True),
-    Condition("errors/potential", AS_GIVEN, potential=f"error_potential={FIXED_PENALTY}"),
+    Condition("errors/potential", AS_GIVEN, potentials={"error_potential": FIXED_PENALTY}),
 )
 """Other ways to penalize an error, each as much as `two_stream/penalty` for one error.
 

@@ -185,7 +185,7 @@ def trainer_config(condition: Condition, settings: Settings, learning_rate: floa
         estimator=condition.estimator,
         rewards=condition.rewards,
         line_rewards=condition.line_rewards,
-        potential=condition.potential,
+        potentials=condition.potentials,
         max_staleness_steps=condition.ahead,
         importance_sampling=condition.importance,
     )

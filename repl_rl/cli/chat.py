@@ -32,7 +32,7 @@ VARIABLE = "REPL_RL_API_KEY"
 """Environment variable of the API key for a server."""
 _WAIT_S = 600.0
 """Time to wait for a server, seconds."""
-_TASK_SETTINGS = ("tasks", "judge", "group_judge", "trust")
+_TASK_SETTINGS = ("tasks", "judges", "group_judges", "trust")
 """Settings of tasks, which a chat does not have."""
 ShowLine = Callable[[ExecutedLine], None]
 

@@ -17,7 +17,7 @@ from repl_rl.settings.argument_parser import ParsedSettings, parse_with_sources
 from repl_rl.settings.help_pages import COMMON
 from repl_rl.settings.value_bounds import Above, AtLeast, check_fields
 
-_TASK_SETTINGS = ("tasks", "judge", "group_judge")
+_TASK_SETTINGS = ("tasks", "judges", "group_judges")
 """Settings of tasks, which a server does not have."""
 _RUN_SETTINGS = (
     "model",
@@ -85,7 +85,7 @@ class ServeConfig(RolloutConfig):
             raise ConfigError("run", str(self.run), "it has no config.toml; give the folder of a run")
         of_run = RolloutConfig.from_run(self.run, sandbox=SANDBOXES.resolve(self.sandbox), trust=self.trust)
         here = replace(of_run, engine=self.engine, seed=self.seed, concurrency=self.concurrency)
-        return replace(here, tasks=self.tasks, judge="", group_judge="")
+        return replace(here, tasks=self.tasks, judges={}, group_judges={})
 
     @property
     def model_name(self) -> str:

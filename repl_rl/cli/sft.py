@@ -1,5 +1,6 @@
 """`repl-rl sft`: fine-tune a policy on demonstrations and on its own best rollouts."""
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import Annotated
 from rich.console import Console
 
 from repl_rl.cli.apply_model_defaults import UpdateInfo, apply_model_defaults
-from repl_rl.cli.terminal_output import make_terminal
+from repl_rl.cli.live_status import LiveStatus
+from repl_rl.cli.terminal_output import format_duration, make_terminal
 from repl_rl.cli.unused_options import refuse_unread
 from repl_rl.errors import ConfigError
 from repl_rl.judges import check_judges
@@ -33,8 +35,8 @@ _FRESH_SETTINGS = frozenset({"fresh", "seed", "out", "overwrite"})
 """Settings that --fresh reads."""
 _PLAYING_SETTINGS = (
     "tasks",
-    "judge",
-    "group_judge",
+    "judges",
+    "group_judges",
     "engine",
     "sandbox",
     "preload",
@@ -92,7 +94,7 @@ def main(argv: Sequence[str]) -> int:
     validate_checkpoint_complete(config.model_folder)
     validate_trainable(config.model_folder)
     config = apply_model_defaults(
-        asked, update=lambda config: UpdateInfo(rows_per_step=config.learning.batch_size)
+        asked, update=lambda config: UpdateInfo(rows_per_step=config.learning.batch_size, steps=config.learning.steps)
     ).resolve_prompt_settings()
     renderer = config.load_renderer()
     if config.overwrite:
@@ -214,10 +216,33 @@ def _learn_from_selection(
     fitting = [example for example in examples if len(example["input_ids"]) <= room]
     if len(fitting) < len(examples):
         console.print(f"  left out {len(examples) - len(fitting)}: longer than the policy's context of {room} tokens")
-    every = max(1, config.learning.steps // 10)
+    progress = FinetuneProgress(config.learning.steps, console)
+    with LiveStatus(console) as status, status.show(progress.describe):
+        run_finetuning(config.model_folder, renderer, fitting, out, config.learning, config.seed, progress.report_step)
 
-    def on_step(step: int, loss: float) -> None:
-        if step == 1 or step % every == 0:
-            console.print(f"step {step:>5}/{config.learning.steps}  loss {loss:.4f} nats a token")
 
-    run_finetuning(config.model_folder, renderer, fitting, out, config.learning, config.seed, on_step)
+class FinetuneProgress:
+    """Progress of a fine-tuning: its newest step, and the time left."""
+
+    def __init__(self, steps: int, console: Console) -> None:
+        self._steps, self._console = steps, console
+        self._started = time.monotonic()
+        self._step, self._step_ended = 0, self._started
+
+    def report_step(self, step: int, loss: float) -> None:
+        """Print the loss of the first step and of each tenth of the steps, with the time left."""
+        self._step, self._step_ended = step, time.monotonic()
+        if step == 1 or step % max(1, self._steps // 10) == 0:
+            line = f"step {step:>5}/{self._steps}  loss {loss:.4f} nats per token{self._estimate_left()}"
+            self._console.print(line, soft_wrap=True)
+
+    def describe(self) -> str:
+        """Return the progress as one line."""
+        return f"fine-tuning: {self._step} of {self._steps} steps{self._estimate_left()}"
+
+    def _estimate_left(self) -> str:
+        """Return a phrase about the time left, or "" before the first step ended and after the last one."""
+        if not 0 < self._step < self._steps:
+            return ""
+        per_step_s = (self._step_ended - self._started) / self._step
+        return f", about {format_duration(per_step_s * (self._steps - self._step))} left"

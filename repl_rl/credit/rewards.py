@@ -132,27 +132,22 @@ class WeightedReward:
         return tuple(self.weight * value for value in values_L)
 
 
-def load_line_reward(name: str, tasks: Mapping[str, object] = MappingProxyType({})) -> WeightedReward:
-    """Load the function `name` of `LINE_REWARDS`, or the one at `module:function`. A weight may follow, as in `f=0.5`.
+def load_line_reward(
+    name: str, tasks: Mapping[str, object] = MappingProxyType({}), weight: float = 1.0
+) -> WeightedReward:
+    """Load the function `name` of `LINE_REWARDS`, or the one at `module:function`.
 
     `tasks`, by id, are for functions that take one.
 
     Raises:
-        ConfigError: no such function exists, or the weight is not a finite number.
+        ConfigError: no such function exists.
         UserCodeError: its module raised while it was imported.
     """
-    path, separator, weight = name.partition("=")
-    try:
-        factor = float(weight) if separator else 1.0
-    except ValueError:
-        factor = math.nan
-    if not math.isfinite(factor):
-        raise ConfigError("line reward", name, "its weight is a finite number: module:function=weight")
-    attribute = find_or_import("line reward", path, LINE_REWARDS)
+    attribute = find_or_import("line reward", name, LINE_REWARDS)
     if not callable(attribute):
         raise ConfigError("line reward", name, "it is not a function")
     function: LineRewardFn = attribute
-    return WeightedReward(function, factor, tasks=tasks)
+    return WeightedReward(function, weight, tasks=tasks)
 
 
 def call_line_reward(extra: WeightedReward, trajectory: Trajectory) -> tuple[float, ...]:
@@ -191,7 +186,7 @@ class Potential:
     rewards (`return_to_go`, `state_anchor`). An estimator that normalises line rewards keeps only the direction.
     """
 
-    potential_fn: WeightedReward
+    potential_fn: Callable[[Trajectory], Sequence[float]]
     """One number per line: the potential of the state from which the line starts."""
     discount: float = 1.0
     """Worth of a reward one line later, in (0, 1], which equals that of the estimator."""
@@ -220,11 +215,20 @@ def compute_error_potential(trajectory: Trajectory) -> list[float]:
     return values
 
 
+def build_potential(functions: Sequence[WeightedReward], discount: float) -> Potential:
+    """Return the potential that is the sum of `functions`, at least one."""
+
+    def sum_potentials(trajectory: Trajectory) -> Sequence[float]:
+        return [sum(phi_F) for phi_F in zip(*(function(trajectory) for function in functions), strict=True)]
+
+    return Potential(functions[0] if len(functions) == 1 else sum_potentials, discount)
+
+
 LINE_REWARDS: Mapping[str, LineRewardFn] = {
     "first_error": penalize_first_error,
     "error_potential": compute_error_potential,
 }
-"""Shipped functions of `trainer.line_rewards` and `trainer.potential`, by name."""
+"""Shipped functions of `trainer.line_rewards` and `trainer.potentials`, by name."""
 
 
 def compute_line_rewards(

@@ -23,7 +23,7 @@ from repl_rl.evaluation.confidence_intervals import (
 from repl_rl.rollout import RolloutClient
 from repl_rl.runs.store import append_records, read_trajectories
 from repl_rl.settings.bounded_toml import parse_toml
-from repl_rl.settings.old_run_settings import rename_recorded
+from repl_rl.settings.old_run_settings import get_judge_order, rename_recorded
 from repl_rl.tasks import Task
 from repl_rl.trajectory.trajectory import Trajectory
 from repl_rl.utils.atomic_files import (
@@ -394,7 +394,8 @@ class EvaluationFolder:
 def _is_renamed(before: str, now: str) -> bool:
     """Return True if settings differ only in names that an older version wrote."""
     try:
-        return rename_recorded(parse_toml(before)) == rename_recorded(parse_toml(now))
+        old, new = rename_recorded(parse_toml(before)), rename_recorded(parse_toml(now))
+        return old == new and get_judge_order(old) == get_judge_order(new)
     except (ConfigError, ValueError, RecursionError):
         return False
 

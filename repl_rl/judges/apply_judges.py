@@ -13,7 +13,7 @@ import asyncio
 import atexit
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -348,18 +348,14 @@ class GroupJudge:
         return tuple(self.weight * value for value in values)
 
 
-def load_group_judges(text: str) -> tuple[GroupJudge, ...]:
-    """Return the group judges of an expression such as `my_judges:shortest + 0.5*my_judges:rank`; none for "".
+def load_group_judges(weights: Mapping[str, float]) -> tuple[GroupJudge, ...]:
+    """Return the group judges of the named functions, such as `my_judges:shortest`, each with its weight.
 
     Raises:
-        ConfigError: the syntax is different, or a function does not exist.
+        ConfigError: a function does not exist.
         UserCodeError: a module raised while it was imported.
     """
-    return (
-        tuple(GroupJudge(j.name, _import_group_judge(j.name), j.weight) for j in parse_weighted_judges(text))
-        if text
-        else ()
-    )
+    return tuple(GroupJudge(name, _import_group_judge(name), weight) for name, weight in weights.items())
 
 
 def _import_group_judge(name: str) -> GroupJudgeFn:

@@ -8,7 +8,7 @@
             hits: how many pages.
         '''
 
-    RolloutConfig(host_functions="my_tools:search")
+    RolloutConfig(host_functions={"my_tools:search": {}})
 
 In the console it is a plain function: `search("prime numbers")` waits for the answer of the host. Arguments and answers
 are JSON values. A call from a console is untrusted, so the host checks it against the function's signature.
@@ -775,18 +775,18 @@ SHIPPED: dict[str, Callable[..., HostFunction]] = {"llm_query": llm_query, "roll
 """Shipped host functions by name."""
 
 
-def load_host_functions(text: str) -> tuple[HostFunction, ...]:
+def load_host_functions(options: Mapping[str, Mapping[str, object]]) -> tuple[HostFunction, ...]:
     """Load host functions by name: shipped ones, or functions of the user as `module:name`.
 
-    Options follow a name in parentheses. Those of a user's function are the fields of `HostLimits`.
+    Args:
+        options: options of each function by its name. Those of a user's function are the fields of `HostLimits`.
 
     Raises:
         ConfigError: a function or an option does not exist, a function cannot be described, or its name is not unique.
         UserCodeError: a module of the user raised.
     """
     functions = []
-    for part in split_names(text):
-        choice = NameWithOptions.parse("host function", part)
+    for choice in [NameWithOptions(name, each) for name, each in options.items()]:
         if choice.name in SHIPPED:
             functions.append(choice.bind_options("host function", SHIPPED[choice.name])())
         elif ":" in choice.name:
@@ -812,18 +812,6 @@ def load_user_function(choice: NameWithOptions) -> HostFunction:
     if not callable(attribute):
         raise ConfigError("host function", choice.name, "name a function, or a HostFunction")
     return host_function(attribute, choice.bind_options("host function", HostLimits)())
-
-
-def split_names(text: str) -> tuple[str, ...]:
-    """Return the names of a comma-separated list; commas within parentheses belong to options."""
-    parts, depth = [""], 0
-    for character in text:
-        depth += (character == "(") - (character == ")")
-        if character == "," and not depth:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return tuple(part.strip() for part in parts if part.strip())
 
 
 def validate_unique_names(functions: Sequence[HostFunction]) -> None:

@@ -19,7 +19,7 @@ from repl_rl.runs.report import write_report
 from repl_rl.runs.run_metadata import CONFIG, METRICS, SUMMARY, read_settings, read_summary, read_whole_lines
 from repl_rl.runs.store import write_step, write_tokens
 from repl_rl.settings.argument_parser import flatten, load_toml
-from repl_rl.settings.old_run_settings import ADDED, format_component, rename_recorded
+from repl_rl.settings.old_run_settings import ADDED, format_component, get_judge_order, rename_recorded
 from repl_rl.trajectory.trajectory import Trajectory
 from repl_rl.utils.atomic_files import (
     Json,
@@ -325,6 +325,10 @@ def _describe_differences(file: Path, config_toml: str) -> list[str]:
         for name in sorted({*current, *saved} - FREE - {STEPS})
         if current.get(name) != saved.get(name)
     ]
+    # Equal judges in another order decide differently if a task is solved.
+    orders = get_judge_order(current), get_judge_order(saved)
+    if orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1]):
+        differences.append(f"the first of judges is {orders[0][0]!r}, the run's {orders[1][0]!r}")
     # A run may end early, or continue, but not before the step that it resumes from.
     saved_step = max((_parse_number(path.name) for path in file.parent.glob("states/[0-9]*")), default=0)
     steps = current.get(STEPS, saved_step)

@@ -21,6 +21,7 @@ from contextlib import redirect_stderr
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
@@ -46,6 +47,13 @@ from repl_rl.settings.component_registry import (
     has_options,
     strip_annotation,
 )
+from repl_rl.settings.function_tables import (
+    expand_function_tables,
+    format_table,
+    format_table_pairs,
+    is_function_table,
+    parse_table_words,
+)
 from repl_rl.settings.help_pages import TYRO_CONFIG, HelpSuffix, asks_for_help, get_common_names, print_help
 from repl_rl.settings.model_defaults import format_default, get_pretrained_default
 from repl_rl.settings.removed_settings import REMOVED, without_removed
@@ -54,7 +62,7 @@ from repl_rl.settings.toml_values import (
     format_toml_value,
     is_open_table,
     list_open_tables,
-    parse_pairs,
+    pop_table_words,
     split_table_flags,
 )
 from repl_rl.settings.value_bounds import get_bound
@@ -125,7 +133,7 @@ def parse_with_sources(
     known = set(hints)
     apart = (*theirs, *components)
     renamed = get_renamed_settings(known, apart)
-    loaded = [_select_known_pairs(_load_pairs(file, renamed), known, apart, str(file)) for file in files]
+    loaded = [_select_known_pairs(_load_pairs(file, renamed, theirs), known, apart, str(file)) for file in files]
     flags = _rename_flags(flags, renamed)
     for file, pairs in zip(files, loaded, strict=True):
         if not _is_recorded(file):
@@ -134,8 +142,9 @@ def parse_with_sources(
     of_files, flags = merge_options(components, loaded, flags)
     from_files = [pair for pairs in of_files for pair in pairs]
     flags, of_tables = split_table_flags(theirs, flags)
+    flags, bare = pop_table_words(theirs, flags)
     # Check the flags before tyro does, for error messages that name a similar setting.
-    by_flags = set[str]()
+    by_flags = {*bare, *(_find_owner(theirs, flag[2:].replace("-", "_")) for flag in of_tables[::2])}
     for flag in flags:
         if flag.startswith("--"):
             # tyro negates a switch with `no-` before the last part of its name.
@@ -145,7 +154,7 @@ def parse_with_sources(
 
     def parse_with_defaults(defaults: Mapping[str, object]) -> T:
         # tyro keeps the last value of a repeated flag: defaults come first, then files, then flags.
-        words = [*_convert_to_flags([*defaults.items(), *from_files], hints, theirs, of_tables), *flags]
+        words = [*_convert_to_flags([*defaults.items(), *from_files], hints, theirs, of_tables, bare), *flags]
         return _parse_words(kind, mirror, words, program, about, " ".join(argv))
 
     # `merge_options` may have appended names with their options, which belong to no single file.
@@ -161,7 +170,8 @@ def read_table(kind: type[T], table: Mapping[str, object], where: str) -> T:
     """
     mirror = build_flags_class(kind)
     hints, theirs, components = collect_annotations(mirror), list_open_tables(kind), get_component_fields(kind)
-    pairs = _select_known_pairs(list(flatten(table)), set(hints), (*theirs, *components), where)
+    pairs = expand_function_tables(list(flatten(table)), theirs, silent=True)
+    pairs = _select_known_pairs(pairs, set(hints), (*theirs, *components), where)
     merged = [pair for each in merge_options(components, [pairs], [])[0] for pair in each]
     words = _convert_to_flags(merged, hints, theirs)
     try:
@@ -169,6 +179,11 @@ def read_table(kind: type[T], table: Mapping[str, object], where: str) -> T:
     except SystemExit as end:
         # Only a command line may ask for help.
         raise ConfigError("settings", where, "they hold an option of the command line; leave it out") from end
+
+
+def _find_owner(tables: Collection[str], dotted: str) -> str:
+    """Return the open table that a dotted key belongs to."""
+    return next(name for name in tables if dotted.startswith(f"{name}."))
 
 
 def get_renamed_settings(known: Collection[str], tables: Collection[str]) -> Mapping[str, str]:
@@ -187,13 +202,17 @@ def get_renamed_settings(known: Collection[str], tables: Collection[str]) -> Map
     }
 
 
-def _load_pairs(file: Path, renamed: Mapping[str, str]) -> list[tuple[str, object]]:
-    """Return the dotted keys and values of a file, under their new names, and log each old one."""
+def _load_pairs(file: Path, renamed: Mapping[str, str], tables: Mapping[str, object]) -> list[tuple[str, object]]:
+    """Return the dotted keys and values of a file, under their new names, and log each old one.
+
+    `tables` are the annotations of the open tables by dotted name.
+    """
 
     def log(old: str, new: str) -> None:
         _log.warning("%s in %s is %s now; the old name goes in %s", old, file, new, REMOVED_IN)
 
-    return list(flatten(rename_keys(load_toml(file, linked=True), renamed, str(file), log)))
+    pairs = list(flatten(rename_keys(load_toml(file, linked=True), renamed, str(file), log)))
+    return expand_function_tables(pairs, tables, silent=_is_recorded(file))
 
 
 def _is_recorded(file: Path) -> bool:
@@ -224,7 +243,7 @@ def _rename_flag(word: str, renamed: Mapping[str, str]) -> str:
 
 
 def _select_known_pairs(
-    pairs: list[tuple[str, object]], known: set[str], theirs: Sequence[str], where: str
+    pairs: list[tuple[str, object]], known: set[str], theirs: Collection[str], where: str
 ) -> list[tuple[str, object]]:
     """Return `pairs` unchanged, after a check that their keys are known and their texts have no NUL."""
     for key, value in pairs:
@@ -239,12 +258,13 @@ def _select_known_pairs(
 def _convert_to_flags(
     pairs: list[tuple[str, object]],
     hints: Mapping[str, object],
-    theirs: Sequence[str],
+    theirs: Mapping[str, object],
     flags: Sequence[str] = (),
+    bare: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> list[str]:
-    """Return the pairs of files as flags. Open tables are merged from files and `flags`."""
-    of_files = [(key, value) for key, value in pairs if key.partition(".")[0] in theirs]
-    said = collect_table_words(theirs, flags, of_files)
+    """Return the pairs of files as flags. Open tables are merged from files, `bare` words and `flags`."""
+    of_files = [(key, value) for key, value in pairs if is_in_tables(key, theirs)]
+    said = collect_table_words(theirs, flags, of_files, bare)
     words = [word for pair in pairs if pair not in of_files for word in _format_flag(*pair, hints[pair[0]])]
     return [*words, *(word for name, given in said.items() if given for word in (f"--{name}", *given))]
 
@@ -398,7 +418,7 @@ def build_settings(kind: type[T], flags: object) -> T:
         if seam is not None:
             values[one.name] = _build_chosen_entry(seam, given, flags)
         elif is_open_table(hint):
-            values[one.name] = parse_pairs(given)
+            values[one.name] = parse_table_words(hint, one.name, given)
         elif isinstance(hint, type) and is_dataclass(hint):
             values[one.name] = build_settings(hint, given)
         else:
@@ -441,14 +461,13 @@ def _build_flags(kind: type, one: "Field[object]", default: object) -> Iterator[
         yield _build_flag_table(one.name, hint, hint() if value is MISSING else value)
     elif is_open_table(hint):
         # An open table becomes a list of words KEY=VALUE, since its keys are unknown here.
-        words = (
-            tuple(f"{key}={format_toml_value(each)}" for key, each in value.items())
-            if isinstance(value, Mapping)
-            else ()
-        )
-        told = tyro.conf.arg(
-            help=f"{about} Given as --{one.name.replace('_', '-')}.KEY VALUE.", metavar="KEY=VALUE ..."
-        )
+        pairs = format_table_pairs(value) if isinstance(value, Mapping) else ()
+        words = tuple(f"{key}={format_toml_value(each)}" for key, each in pairs)
+        if is_function_table(hint):
+            told = tyro.conf.arg(help=about, metavar="NAME ...")
+        else:
+            about = f"{about} Given as --{one.name.replace('_', '-')}.KEY VALUE."
+            told = tyro.conf.arg(help=about, metavar="KEY=VALUE ...")
         yield one.name, Annotated[tuple[str, ...], told], words
     else:
         # Any other field stays one flag. Its help ends with the bound and the defaults that depend on the model.
@@ -561,8 +580,7 @@ def dump_toml(config: object, table: str = "") -> str:
         if is_dataclass(value):
             tables.append(dump_toml(value, f"{table}.{name}" if table else name))
         elif isinstance(value, Mapping):
-            own = [f"{key} = {format_toml_value(one)}\n" for key, one in value.items()]
-            tables.append("".join([f"\n[{table}.{name}]\n" if table else f"\n[{name}]\n", *own]) if own else "")
+            tables.append(format_table(f"{table}.{name}" if table else name, value))
         elif has_component(hints[name]) and can_be_table(named := NameWithOptions.parse(name, value)):
             tables.append(
                 "\n".join([f"\n[{table}.{name}]" if table else f"\n[{name}]", *format_table_lines(named), ""])

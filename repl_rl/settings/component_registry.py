@@ -238,6 +238,17 @@ def validate_no_code(thing: str, text: str) -> None:
         raise ConfigError(thing, text, remedy)
 
 
+def component(type: str, **options: bool | int | float | str) -> str:
+    """Return a component with options for a setting of Python, such as `component("cispo", clip_high=5.0)`.
+
+    Raises:
+        ConfigError: the type has options in parentheses.
+    """
+    if "(" in type:
+        raise ConfigError("component", type, "give its options as arguments of their own")
+    return str(NameWithOptions(type, options))
+
+
 @dataclass(frozen=True, slots=True)
 class NameWithOptions:
     """A name with options."""

@@ -9,6 +9,13 @@ from repl_rl.deprecations import rename_keys
 from repl_rl.errors import ConfigError
 from repl_rl.settings.component_options import can_be_table, convert_table_to_text, format_inline_table
 from repl_rl.settings.component_registry import NameWithOptions
+from repl_rl.settings.function_tables import (
+    OptionTable,
+    WeightTable,
+    expand_function_tables,
+    read_option_table,
+    read_weight_table,
+)
 
 _VLLM_FIELDS = ("kv_cache_gib", "block_size", "threads", "drive", "sleep")
 _MOVED = {
@@ -53,6 +60,14 @@ COMPONENTS = frozenset(
     }
 )
 """Settings of a run that hold a component with options."""
+_FUNCTION_TABLES: Mapping[str, object] = {
+    "judges": WeightTable,
+    "group_judges": WeightTable,
+    "host_functions": OptionTable,
+    "trainer.line_rewards": WeightTable,
+    "trainer.potentials": WeightTable,
+}
+"""Settings of a run that name functions, with the type of their table. Older versions recorded them as texts."""
 _log = logging.getLogger(__name__)
 
 
@@ -102,12 +117,22 @@ _FORMER_DEFAULTS = {"within(every_s=60, keep_last=2)": "within"}
 def rename_recorded(said: Mapping[str, object]) -> dict[str, object]:
     """Return recorded settings, nested or dotted, under the names of this version, without a warning.
 
-    A component is a text in the result, whether the run recorded a text or a table.
+    A component is a text in the result, whether the run recorded a text or a table. Functions with weights or options
+    are tables in the result, and empty ones are left out, as this version records them.
 
     Raises:
-        ConfigError: a setting has both its old name and its new one.
+        ConfigError: a setting has both its old name and its new one, or a text of an older version cannot be read.
     """
-    return _convert_components(rename_keys(said, OLD_SETTINGS, "config.toml", lambda old, new: None))
+    renamed = rename_keys(said, OLD_SETTINGS, "config.toml", lambda old, new: None)
+    is_dotted = any("." in key for key in renamed)
+    return _convert_components(_convert_function_texts(renamed, is_dotted))
+
+
+def get_judge_order(settings: Mapping[str, object]) -> list[str]:
+    """Return the names of the judges in recorded settings, nested or dotted. The first decides if a task is solved."""
+    table = settings.get("judges")
+    dotted = [key.removeprefix("judges.") for key in settings if key.startswith("judges.")]
+    return [str(name) for name in table] if isinstance(table, Mapping) else dotted
 
 
 def format_component(name: str, value: object) -> str | None:
@@ -119,6 +144,29 @@ def format_component(name: str, value: object) -> str | None:
     except ConfigError:
         return None
     return format_inline_table(named) if can_be_table(named) else None
+
+
+def _convert_function_texts(said: Mapping[str, object], is_dotted: bool, prefix: str = "") -> dict[str, object]:
+    """Return settings, nested or dotted, with each text that names functions as a table."""
+    found: dict[str, object] = {}
+    for key, value in said.items():
+        hint = _FUNCTION_TABLES.get(prefix + key)
+        if isinstance(value, Mapping):
+            # A table of functions stays as it is.
+            found[key] = value if hint else _convert_function_texts(value, is_dotted, f"{prefix}{key}.")
+            continue
+        if hint is None:
+            found[key] = value
+            continue
+        pairs = expand_function_tables([(key, value)], {key: hint}, silent=True)
+        if is_dotted:
+            found |= dict(pairs)
+        elif pairs:
+            read = read_weight_table if hint == WeightTable else read_option_table
+            table = read(prefix + key, value, silent=True)
+            # As in a file, true means a function without options.
+            found[key] = {name: True if each == {} else each for name, each in table.items()}
+    return found
 
 
 def _convert_components(said: Mapping[str, object], prefix: str = "") -> dict[str, object]:

@@ -40,25 +40,33 @@ POLICY = OutputFolder(
 """Output type of a policy folder of a fine-tuning or cold start: its file names, and the test for version 0.2."""
 
 
+_LEARNING_RATE = PretrainedDefault("2e-5, without a GPU 2e-4", lambda facts: 2e-5 if facts.has_gpu() else 2e-4)
+
+
 @keeps_old_names
 @dataclass(frozen=True, slots=True)
 class FinetuneConfig:
     """Length, batch size and learning rate of a fine-tuning.
 
-    The defaults are those of the bundled policy. For any other model the learning rate is TRL's for fine-tuning, and
-    number format and micro-batches are those of its training. A model of 0.1 B parameters takes ten times that rate for
-    a few steps (docs/pretrained.md).
+    The defaults are those of the bundled policy. For any other model on a GPU the learning rate is TRL's for
+    fine-tuning, and number format and micro-batches are those of its training. Without a GPU, steps, their size and the
+    learning rate are those of `make pretrained`, which teaches the format to 0.1 B parameters (docs/pretrained.md).
     """
 
-    steps: Annotated[int, AtLeast(1), COMMON] = 200
+    steps: Annotated[int, AtLeast(1), PretrainedDefault.on_cpu(16), COMMON] = 200
     """Optimizer steps, >= 1."""
-    batch_size: Annotated[int, AtLeast(1), COMMON] = 32
+    batch_size: Annotated[int, AtLeast(1), PretrainedDefault.on_cpu(16), COMMON] = 32
     """Trajectories per step, >= 1."""
     per_device_batch_size: Annotated[int, AtLeast(0), PretrainedDefault.largest_divisor(8, 2), COMMON] = 0
     """Trajectories per forward pass, >= 0; 0 means the whole batch."""
-    learning_rate: Annotated[float, Above(0), PretrainedDefault.constant(2e-5), COMMON] = 5e-4
+    learning_rate: Annotated[
+        float,
+        Above(0),
+        PretrainedDefault("2e-5, without a GPU 2e-4", lambda facts: 2e-5 if facts.has_gpu() else 2e-4),
+        COMMON,
+    ] = 5e-4
     """Peak learning rate, > 0; a cosine schedule decays it to a tenth."""
-    warmup_steps: Annotated[int, AtLeast(0)] = 10
+    warmup_steps: Annotated[int, AtLeast(0), PretrainedDefault.eighth_of_run(10)] = 10
     """Warm-up steps, over which the learning rate rises, >= 0."""
     dtype: Annotated[Literal["float32", "bfloat16"], DTYPE, COMMON] = "float32"
     """Number format of the computation. Weights and optimizer are float32, because bfloat16 loses small updates."""

@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl
 
 from repl_rl.errors import ConfigError, ReplRLError, UserCodeError
 from repl_rl.settings.component_registry import Registry
+from repl_rl.settings.function_tables import read_weight_table
 from repl_rl.tasks.generated_tasks import generate, get_families
 from repl_rl.tasks.public_benchmarks import SUITES, SuiteAdapter, make_gsm8k_task, make_math_task
 from repl_rl.tasks.read_rows import (
@@ -27,7 +28,15 @@ from repl_rl.tasks.read_rows import (
     read_rows,
     read_workspace,
 )
-from repl_rl.tasks.task import FollowUp, Split, Task, get_split, parse_split, parse_weighted_judges
+from repl_rl.tasks.task import (
+    FollowUp,
+    Split,
+    Task,
+    WeightedJudge,
+    get_split,
+    parse_split,
+    parse_weighted_judges,
+)
 from repl_rl.tasks.task_source import TaskRequest, TaskSource
 
 DEFAULT_COUNT = 1000
@@ -167,7 +176,7 @@ def _validate_row_judges(where: str, task: Task, judges: Collection[str]) -> Non
     for text in (task.judge, *(each.judge for each in task.follow_ups)):
         for name in (judge.name for judge in parse_weighted_judges(text)):
             if ":" in name and name not in judges:
-                remedy = f"it would be imported, and run; name it yourself (--judge {name}), or give --trust"
+                remedy = f"it would be imported, and run; name it yourself (--judges {name}), or give --trust"
                 raise ConfigError(f"{where}: judge", name, f"{remedy} (trust=True in Python)")
 
 
@@ -212,7 +221,15 @@ def _make_plain_task(row: TaskRow, options: FieldOptions) -> Task:
 
 
 def _choose_judge(row: TaskRow, answer: str) -> str:
-    """Return the judge that a row names, or else `numeric` for a number and `exact` for a text."""
+    """Return the judge that a row names, or its judges with weights, or `numeric` for a number and `exact` for a text.
+
+    Raises:
+        ConfigError: a weight is not a finite number.
+    """
+    named = row.get_value("judge")
+    if isinstance(named, Mapping):
+        where = row.describe_field("judge")
+        return " + ".join(str(WeightedJudge(*pair)) for pair in read_weight_table(where, named).items())
     return row.get_text("judge", "numeric" if is_number(row.get_value(answer)) else "exact")
 
 

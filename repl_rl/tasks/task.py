@@ -182,17 +182,12 @@ def _parse_term(text: str, term: str) -> WeightedJudge:
     return WeightedJudge(name.strip(), factor)
 
 
-def set_judges(text: str, tasks: Iterable[Task]) -> tuple[Task, ...]:
-    """Return the tasks with the judges of an expression, in which `task` means the task's own judge. "" changes
-    nothing.
-
-    Raises:
-        ConfigError: see `parse_weighted_judges`.
+def set_judges(weights: Mapping[str, float], tasks: Iterable[Task]) -> tuple[Task, ...]:
+    """Return the tasks with these judges, each with its weight. `task` means the task's own judge. An empty mapping
+    changes nothing.
     """
-    if not text:
-        return tuple(tasks)
-    judges = parse_weighted_judges(text)
-    return tuple(replace(task, judge=_format_judge(task, judges)) for task in tasks)
+    judges = tuple(WeightedJudge(name, weight) for name, weight in weights.items())
+    return tuple(replace(task, judge=_format_judge(task, judges)) if judges else task for task in tasks)
 
 
 def _format_judge(task: Task, judges: tuple[WeightedJudge, ...]) -> str:

@@ -23,6 +23,7 @@ from repl_rl.engine.config import Dtype
 from repl_rl.errors import ConfigError
 from repl_rl.settings.component_options import HasOptions
 from repl_rl.settings.component_registry import NameWithOptions, get_options, validate_option_name
+from repl_rl.settings.function_tables import WeightTable, read_weight_table
 from repl_rl.settings.help_pages import COMMON
 from repl_rl.settings.model_defaults import DTYPE, PretrainedDefault, format_default
 from repl_rl.settings.removed_settings import refuse_removed_type
@@ -117,12 +118,12 @@ class TrainerConfig:
     Its options are given as --trainer.estimator.KEY VALUE, such as --trainer.estimator.line-weight 0.5."""
     rewards: RewardTable = field(default_factory=RewardTable)
     """Reward of a line by its status."""
-    line_rewards: tuple[str, ...] = ()
-    """Reward functions, each of which adds one reward per line: first_error, or module:function of your own. A weight
-    may follow, as in first_error=0.6."""
-    potential: str = ""
-    """Potential: a function like those of `line_rewards`, which scores how promising the console is before each line,
-    such as error_potential=0.6. Only its differences are paid, so it cannot be farmed. Empty disables it."""
+    line_rewards: WeightTable = field(default_factory=dict)
+    """Reward functions, each of which adds one reward per line: first_error, or module:function of your own. Given as
+    --trainer.line-rewards NAME ..., or with a weight as --trainer.line-rewards.first-error 0.6."""
+    potentials: WeightTable = field(default_factory=dict)
+    """Potentials: functions like those of `line_rewards`, which score how promising the console is before each line,
+    such as --trainer.potentials.error-potential 0.6. Only the differences are paid, so they cannot be farmed."""
     stops: StopPolicy = field(default_factory=StopPolicy)
     """Stops whose rollouts are masked or penalised."""
     fast_logprobs: bool = True
@@ -151,8 +152,11 @@ class TrainerConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "trainer")
+        # Names without weights become tables, so that equal configs compare equal.
+        for name in ("line_rewards", "potentials"):
+            object.__setattr__(self, name, read_weight_table(f"trainer.{name}", getattr(self, name)))
         # Settings that the chosen estimator would ignore are refused.
-        unused = {"line_rewards": self.line_rewards, "potential": self.potential}
+        unused = {"line_rewards": self.line_rewards, "potentials": self.potentials}
         for name, value in unused.items():
             if value and not uses_line_rewards(self.estimator):
                 raise ConfigError(

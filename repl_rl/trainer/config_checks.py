@@ -68,7 +68,7 @@ def validate_run(rollouts: RolloutConfig, config: TrainerConfig, tasks: int, wor
     config.compute_batch_shape(get_world_size())
     validate_fsdp(get_world_size(), config.lora_rank)
     # A group judge compares the rollouts of a group, which therefore must run in one process.
-    if rollouts.group_judge and config.prompts_per_step % get_world_size():
+    if rollouts.group_judges and config.prompts_per_step % get_world_size():
         remedy = (
             f"each of {get_world_size()} processes must play whole groups; give a multiple of that many prompts a step"
         )

@@ -9,7 +9,7 @@ import torch
 from transformers.utils import is_torch_bf16_gpu_available
 
 from repl_rl.credit.advantage_estimators import get_discount, load_estimator, reads_states, sums_shaping
-from repl_rl.credit.rewards import CreditConfig, Potential, load_line_reward
+from repl_rl.credit.rewards import CreditConfig, build_potential, load_line_reward
 from repl_rl.engine.vllm_subprocess import set_vllm_log_level
 from repl_rl.errors import ConfigError
 from repl_rl.trainer.config import LOSSES, TrainerConfig
@@ -151,14 +151,12 @@ def build_credit_config(config: TrainerConfig, tasks: Mapping[str, object] = Map
     Raises:
         ConfigError: an estimator or a reward function cannot be found, or an option has no effect.
     """
-    potential = None
-    if config.potential:
-        potential = Potential(load_line_reward(config.potential, tasks), get_discount(config.estimator))
+    potentials = [load_line_reward(name, tasks, weight) for name, weight in config.potentials.items()]
     return CreditConfig(
         load_estimator(config.estimator),
         config.rewards,
-        tuple(load_line_reward(name, tasks) for name in config.line_rewards),
-        potential,
+        tuple(load_line_reward(name, tasks, weight) for name, weight in config.line_rewards.items()),
+        build_potential(potentials, get_discount(config.estimator)) if potentials else None,
         config.stops if config.stops.mask or config.stops.penalise else None,
         sums_shaping(config.estimator),
         reads_states(config.estimator),

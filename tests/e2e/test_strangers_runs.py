@@ -214,9 +214,9 @@ def test_no_value_of_a_run_becomes_another_setting_or_asks_for_help(
     "read",
     [
         RolloutConfig(sampler="evil_plugin:f"),
-        RolloutConfig(host_functions="evil_plugin:f"),
-        RolloutConfig(judge="evil_plugin:f"),
-        RolloutConfig(group_judge="evil_plugin:f"),
+        RolloutConfig(host_functions={"evil_plugin:f": {}}),
+        RolloutConfig(judges={"evil_plugin:f": 1.0}),
+        RolloutConfig(group_judges={"evil_plugin:f": 1.0}),
         RolloutConfig(tasks="verifiers:evil_plugin"),
         RolloutConfig(prompt="text:read"),
     ],
@@ -266,24 +266,24 @@ def test_a_judge_of_a_row_is_imported_only_if_the_user_names_it(
         assert main([verb, "--tasks", str(file), "--engine", "transformers"]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert f"{file}:1: judge is 'evil_plugin:f'; it would be imported" in line
-        assert "--judge evil_plugin:f" in line
+        assert "--judges evil_plugin:f" in line
         assert "--trust" in line
     with pytest.raises(ConfigError, match="trust=True"):
         load_tasks(str(file))
     assert not mark.exists()
     assert load_tasks(str(file), trust=True) == load_tasks(str(file), judges=["evil_plugin:f"])
     assert RolloutConfig(tasks=str(file), trust=True).draw_tasks("all") == load_tasks(str(file), trust=True)
-    assert RolloutConfig(tasks=str(file), judge="task + 0.5*evil_plugin:g", trust=True).draw_tasks("all")
-    assert RolloutConfig(tasks=str(file), judge="exact").draw_tasks("all")[0].judge == "exact"
+    assert RolloutConfig(tasks=str(file), judges={"task": 1.0, "evil_plugin:g": 0.5}, trust=True).draw_tasks("all")
+    assert RolloutConfig(tasks=str(file), judges={"exact": 1.0}).draw_tasks("all")[0].judge == "exact"
 
 
 def test_a_judge_that_the_user_names_is_the_users(tmp_path: Path) -> None:
     file = tmp_path / "tasks.jsonl"
     file.write_text(json.dumps({"id": "t", "question": "q", "answer": "1", "judge": "evil_plugin:f"}) + "\n")
-    assert RolloutConfig(tasks=str(file), judge="evil_plugin:f").draw_tasks("all")[0].judge == "evil_plugin:f"
+    assert RolloutConfig(tasks=str(file), judges={"evil_plugin:f": 1.0}).draw_tasks("all")[0].judge == "evil_plugin:f"
     assert RolloutConfig(tasks=f"{file}?judge=mine_plugin:f").draw_tasks("all")[0].judge == "mine_plugin:f"
     with pytest.raises(ConfigError, match="evil_plugin:f"):
-        RolloutConfig(tasks=str(file), judge="task + 0.5*mine_plugin:f").draw_tasks("all")
+        RolloutConfig(tasks=str(file), judges={"task": 1.0, "mine_plugin:f": 0.5}).draw_tasks("all")
 
 
 def test_trust_is_of_one_command_and_never_recorded() -> None:

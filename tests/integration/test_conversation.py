@@ -151,7 +151,7 @@ def test_a_console_within_a_cell_is_not_gone_on_with() -> None:
 
 def test_functions_of_the_host_and_a_kept_console_are_refused_together() -> None:
     with pytest.raises(ConfigError, match="a console that is kept can call none"):
-        Conversation(replace(world([]), hooks=(HostFunctions(load_host_functions("llm_query")),)), keep=True)
+        Conversation(replace(world([]), hooks=(HostFunctions(load_host_functions({"llm_query": {}})),)), keep=True)
 
 
 def test_a_further_question_in_a_chat_is_the_users_next_message() -> None:

@@ -25,13 +25,13 @@ from repl_rl.rollout.host_functions import (
     host_function,
     load_host_functions,
     matches_schema,
-    split_names,
 )
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.runs.replay import DifferenceCause, branch, get_branch_point, open_replay, verify_all
 from repl_rl.runs.store import Store, write_step
 from repl_rl.runs.store.trajectory_json import dump_record, parse_record
 from repl_rl.sandbox import InProcessSandbox, Sandbox, open_sandbox
+from repl_rl.settings.function_tables import OptionTable
 from repl_rl.trajectory.trajectory import HostCall, Observed, Sampled, Stop, Trajectory
 from tests.support.scripted_rollouts import RENDERER, TASK
 
@@ -143,31 +143,36 @@ def test_unions_choices_and_items_are_read() -> None:
 
 
 def test_functions_are_named_with_options() -> None:
-    assert split_names("llm_query(train=True, max_calls=3), tests.integration.test_host:double") == (
-        "llm_query(train=True, max_calls=3)",
-        "tests.integration.test_host:double",
-    )
     query, own = load_host_functions(
-        "llm_query(train=True, max_calls=3),tests.integration.test_host:double(timeout_s=2.5)"
+        {"llm_query": {"train": True, "max_calls": 3}, "tests.integration.test_host:double": {"timeout_s": 2.5}}
     )
     assert (query.limits.max_calls, query.is_staged, own.limits.timeout_s) == (3, True, 2.5)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("name", "options", "said"),
     [
-        ("nothing", "choose one of llm_query, rollout"), ("llm_query(depth=1)", "its options are train"),
-        ("llm_query,llm_query", "another function or the console has this name"),
-        ("tests.integration.test_host:ask", "write type hints, and a docstring"),
-        ("tests.integration.test_host:double(max_calls=0)", "give at least 1"),
-        ("tests.integration.test_host:TASK", "name a function"),
-        ("llm_query(max_tokens=0)", "give at least 1"),
-        ("llm_query(train=True,model='x')", "only the policy can be trained"),
+        ("nothing", {}, "choose one of llm_query, rollout"),
+        ("llm_query", {"depth": 1}, "its options are train"),
+        ("tests.integration.test_host:ask", {}, "write type hints, and a docstring"),
+        ("tests.integration.test_host:double", {"max_calls": 0}, "give at least 1"),
+        ("tests.integration.test_host:TASK", {}, "name a function"),
+        ("llm_query", {"max_tokens": 0}, "give at least 1"),
+        ("llm_query", {"train": True, "model": "x"}, "only the policy can be trained"),
     ],
-)  # fmt: skip
-def test_what_cannot_be_offered_is_refused_by_name(text: str, said: str) -> None:
+)
+def test_what_cannot_be_offered_is_refused_by_name(name: str, options: Mapping[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        load_host_functions(text)
+        load_host_functions({name: options})
+
+
+same_name = double
+
+
+def test_two_functions_of_one_name_are_refused() -> None:
+    doubles: OptionTable = {"tests.integration.test_host:double": {}, "tests.integration.test_host:same_name": {}}
+    with pytest.raises(ConfigError, match="another function or the console has this name"):
+        load_host_functions(doubles)
 
 
 def rollouts(sandbox: Sandbox, lines: list[str], *functions: HostFunction) -> Rollouts:
@@ -255,7 +260,7 @@ def test_the_policy_is_asked_by_a_line_and_what_it_says_is_recorded_and_masked()
     async def main() -> None:
         async with open_sandbox("unsafe", warm=0) as sandbox:
             world = rollouts(
-                sandbox, ["x = llm_query('hm')\n", "submit_final_answer(x)\n"], *load_host_functions("llm_query")
+                sandbox, ["x = llm_query('hm')\n", "submit_final_answer(x)\n"], *load_host_functions({"llm_query": {}})
             )
             t = (await world.collect([TASK]))[0]
             (child,) = t.children
@@ -274,7 +279,7 @@ def test_another_model_is_asked_where_one_is_named() -> None:
             lines = ["submit_final_answer(llm_query('hm'))\n"]
             world = rollouts(sandbox, lines)
             other = HostModel(ScriptedEngine.from_text(["hello\n"], RENDERER.encode_as_sampled), RENDERER)
-            functions = HostFunctions(load_host_functions("llm_query(model='other')"), {"other": other})
+            functions = HostFunctions(load_host_functions({"llm_query": {"model": "other"}}), {"other": other})
             t = (await replace(world, hooks=(functions,)).collect([TASK]))[0]
             assert t.answer == "hello"
 
@@ -286,7 +291,7 @@ def test_a_rollout_within_a_rollout_has_a_console_of_its_own_and_ends_at_its_dep
         async with open_sandbox("unsafe", warm=0) as sandbox:
             lines = ["try: y = rollout('again?')\n", "except NameError: y = 0\n", "\n", "submit_final_answer(y)\n"]
             world = replace(
-                rollouts(sandbox, lines, *load_host_functions("rollout(depth=2)")),
+                rollouts(sandbox, lines, *load_host_functions({"rollout": {"depth": 2}})),
                 settings=RolloutSettings("bare", concurrency=1),
             )
             t = (await world.collect([TASK]))[0]

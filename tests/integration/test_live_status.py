@@ -14,6 +14,7 @@ from rich.console import Console
 from repl_rl.cli import main
 from repl_rl.cli.live_status import LiveStatus, RolloutProgress, describe_opening
 from repl_rl.cli.rollout import RolloutCommandConfig, _play_and_print
+from repl_rl.cli.sft import FinetuneProgress
 from repl_rl.rollout import ReplSampler, RolloutSettings, SyncRollouts
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.rollout_stats import RolloutCounts
@@ -157,6 +158,21 @@ def test_an_evaluation_that_stops_tells_how_far_it_came(capsys: pytest.CaptureFi
     told = " ".join(capsys.readouterr().out.split())
     assert "opening engine transformers and sandbox unsafe ... playing 2 tasks (--count sets the number) ..." in told
     assert f"rollouts at temperature 1: 2 of 2 rollouts ended, 0 solved; {tmp_path / 'e'} keeps those of" in told
+
+
+def test_a_fine_tuning_tells_the_time_left_from_its_first_step_to_its_last() -> None:
+    out = io.StringIO()
+    progress = FinetuneProgress(20, Console(file=out, width=100))
+    assert progress.describe() == "fine-tuning: 0 of 20 steps"
+    progress.report_step(1, 0.5)
+    assert re.fullmatch(r"fine-tuning: 1 of 20 steps, about \d+ s left", progress.describe())
+    for step in range(2, 21):
+        progress.report_step(step, 0.25)
+    printed = out.getvalue().splitlines()
+    assert re.fullmatch(r"step     1/20  loss 0\.5000 nats per token, about \d+ s left", printed[0])
+    assert [line.split()[1] for line in printed] == ["1/20", *(f"{step}/20" for step in range(2, 21, 2))]
+    assert printed[-1] == "step    20/20  loss 0.2500 nats per token"
+    assert progress.describe() == "fine-tuning: 20 of 20 steps"
 
 
 def test_the_opening_names_engine_and_sandbox() -> None:

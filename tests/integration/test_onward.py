@@ -130,11 +130,14 @@ def test_a_run_is_gone_on_with_where_it_lies_now_by_as_many_processes_as_began_i
     ("settings", "names"),
     [
         ('sampler = "my_samplers:patient"', "sampler"),
-        ('group_judge = "mine:judge"\nhost_functions = "mine:search"', "group_judge, host_functions"),
+        (
+            'group_judges = "mine:f"\nhost_functions = "mine:g"',
+            "group_judges.mine:f, host_functions.mine:g",
+        ),
         ('tasks = "verifiers:mine"\nprompt = "/etc/passwd"', "tasks, prompt"),
         ('sandbox = "unsafe"', "sandbox"),
         ('sandbox = "docker"\n[docker]\nimage = "another"', "sandbox"),
-        ('[trainer]\nline_rewards = ["mine:reward=0.1"]', "trainer.line_rewards"),
+        ('[trainer.line_rewards]\n"mine:reward" = 0.1', "trainer.line_rewards.mine:reward"),
         ('[trainer]\nestimator = "mine:estimate"', "trainer.estimator"),
         ('[trainer]\n"odd\\u001b[2J" = "mine:x"', "trainer.odd"),
         ('sandbox = "docker"\ntasks = "builtin:count"\nmodel = "gguf:x"\n[trainer]\nestimator = "outcome"', ""),

@@ -153,16 +153,16 @@ def test_what_is_written_otherwise_is_refused(text: str) -> None:
 
 @given(st.floats(-1e6, 1e6).filter(bool))
 def test_a_weight_is_read_back_as_it_was_written(weight: float) -> None:
-    (task,) = set_judges(f"{weight!r}*task".replace("e+", "e"), [replace(TASK, judge="exact")])
+    (task,) = set_judges({"task": weight}, [replace(TASK, judge="exact")])
     assert parse_weighted_judges(task.judge) == (WeightedJudge("exact", weight),)
 
 
 def test_the_judges_of_a_run_stand_in_place_of_a_tasks_own_which_task_stands_for() -> None:
     tasks = [TASK, replace(TASK, judge="numeric + 2*regex")]
-    assert [t.judge for t in set_judges("0.5*task + my:f", tasks)] == [
+    assert [t.judge for t in set_judges({"task": 0.5, "my:f": 1.0}, tasks)] == [
         "0.5*exact + my:f", "0.5*numeric + regex + my:f",
     ]  # fmt: skip
-    assert set_judges("", tasks) == tuple(tasks)
+    assert set_judges({}, tasks) == tuple(tasks)
 
 
 def test_several_judges_add_up_and_the_first_says_whether_it_is_solved() -> None:
@@ -228,11 +228,11 @@ def test_groups_are_judged_apart_and_a_rollout_that_failed_is_shown_to_nobody() 
 
 
 def test_group_judges_are_named_as_judges_are() -> None:
-    (judge,) = load_group_judges(f"0.5*{__name__}:shortest")
+    (judge,) = load_group_judges({f"{__name__}:shortest": 0.5})
     assert (judge.name, judge.weight) == (f"{__name__}:shortest", 0.5)
-    assert load_group_judges("") == ()
+    assert load_group_judges({}) == ()
     with pytest.raises(ConfigError, match="group judge is 'nowhere:f'"):
-        load_group_judges("nowhere:f")
+        load_group_judges({"nowhere:f": 1.0})
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_a_group_judge_that_hangs_is_named() -> None:
 
 def test_processes_that_would_share_a_group_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "8")
-    asked = RolloutConfig(group_judge=f"{__name__}:shortest")
+    asked = RolloutConfig(group_judges={f"{__name__}:shortest": 1.0})
     with pytest.raises(ConfigError, match="each of 8 processes must play whole groups"):
         validate_run(asked, TrainerConfig(prompts_per_step=12, group_size=8), 5000)
 

@@ -42,8 +42,10 @@ def _options() -> list[str]:
 
 
 def test_what_the_page_names_on_the_command_line_is_taken() -> None:
-    world = parse(RolloutConfig, "train", ["--host-functions", "llm_query(max_tokens=32),rollout"])
-    assert [function.name for function in load_host_functions(world.host_functions)] == ["llm_query", "rollout"]
+    world = parse(
+        RolloutConfig, "train", ["--host-functions", "rollout", "--host-functions.llm_query.max-tokens", "32"]
+    )
+    assert [function.name for function in load_host_functions(world.host_functions)] == ["rollout", "llm_query"]
 
 
 def test_the_figures_of_the_page_are_those_of_its_file() -> None:

@@ -14,6 +14,7 @@ from repl_rl.credit.rewards import (
     Potential,
     RewardTable,
     WeightedReward,
+    build_potential,
     compute_error_potential,
     compute_line_rewards,
     compute_shaping,
@@ -192,14 +193,16 @@ def test_a_reward_function_that_is_not_there_is_refused(name: str) -> None:
 
 def test_functions_add_up_each_times_its_weight() -> None:
     t = rollout(ran(LineStatus.OK), ran(LineStatus.EXCEPTION))
-    extras = [load_line_reward(f"{__name__}:by_length=2"), load_line_reward(f"{__name__}:by_length=-0.5")]
+    extras = [load_line_reward(f"{__name__}:by_length", weight=weight) for weight in (2.0, -0.5)]
     assert compute_line_rewards(t, RewardTable(), extras) == pytest.approx((0.03, -0.07))
 
 
-@pytest.mark.parametrize("name", [f"{__name__}:by_length=", f"{__name__}:by_length=nan", f"{__name__}:by_length=a"])
-def test_a_weight_that_is_no_finite_number_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="by_length="):
-        load_line_reward(name)
+def test_several_potentials_pay_the_differences_of_their_sum() -> None:
+    t = rollout(ran(LineStatus.EXCEPTION), ran(LineStatus.OK))
+    parts = [load_line_reward("error_potential", weight=weight) for weight in (0.1, 0.3)]
+    whole = load_line_reward("error_potential", weight=0.4)
+    assert build_potential(parts, 0.9)(t) == pytest.approx(build_potential([whole], 0.9)(t))
+    assert any(build_potential([whole], 0.9)(t))
 
 
 def fixed(values_L: list[float], discount: float = 1.0) -> Potential:
@@ -260,9 +263,7 @@ def test_the_shipped_potential_is_low_while_the_last_cell_went_wrong() -> None:
     statuses = ("exception", "incomplete", "incomplete", "ok", "syntax_error", "ok")
     t = rollout(*(ran(LineStatus(status)) for status in statuses))
     assert compute_error_potential(t) == [0.0, -1.0, -1.0, -1.0, 0.0, -1.0]
-    rewards = compute_line_rewards(
-        t, NO_SHAPING, potential=Potential(load_line_reward("repl_rl.credit.rewards:compute_error_potential=0.1"))
-    )
+    rewards = compute_line_rewards(t, NO_SHAPING, potential=Potential(load_line_reward("error_potential", weight=0.1)))
     assert rewards == pytest.approx((-0.1, 0.0, 0.0, 0.1, -0.1, 0.1))
 
 

@@ -102,8 +102,11 @@ def written(folder: Path, text: str) -> Path:
         ('overwrite = "yes"', "overwrite is 'yes'; give true or false"),
         ('overwrite = "--resume"', "overwrite is '--resume'; give true or false"),
         ("name = true", "name is True; give one text"),
-        ('[trainer]\nline_rewards = ["two_stream", "--overwrite"]', "trainer.line_rewards is '--overwrite'; .* hyphen"),
-        ('[trainer]\nline_rewards = [["two_stream"]]', "trainer.line_rewards is .*; give texts or numbers in one list"),
+        ('[trainer]\nreport_to = ["wandb", "--overwrite"]', "trainer.report_to is '--overwrite'; .* hyphen"),
+        ('[trainer]\nreport_to = [["wandb"]]', "trainer.report_to is .*; give texts or numbers in one list"),
+        ('[trainer]\nline_rewards = [["terse"]]', "trainer.line_rewards is .*; give names of functions, or a table"),
+        ('[trainer.line_rewards]\nterse = "x"', "line_rewards.terse is 'x'; give its weight, a finite number"),
+        ('[judges]\n"--overwrite x" = 1', "key is 'judges.--overwrite x'; name it with letters"),
     ],
 )
 def test_a_value_of_a_file_is_no_flag_and_has_the_type_of_its_setting(
@@ -114,10 +117,12 @@ def test_a_value_of_a_file_is_no_flag_and_has_the_type_of_its_setting(
 
 
 def test_lists_and_texts_with_hyphens_of_a_file_are_read_as_they_are(tmp_path: Path) -> None:
-    text = 'name = "--overwrite"\npreload = "-"\nseed = 3\n[trainer]\nline_rewards = ["terse", "a=-b"]\nreport_to = []'
+    text = (
+        'name = "--overwrite"\npreload = "-"\nseed = 3\n[trainer]\nreport_to = []\n[trainer.line_rewards]\nterse = -1'
+    )
     config = parse(TrainConfig, "train", ["--config", str(written(tmp_path, text))])
     assert (config.name, config.preload, config.seed, config.overwrite) == ("--overwrite", "-", 3, False)
-    assert (config.trainer.line_rewards, config.trainer.report_to) == (("terse", "a=-b"), ())
+    assert (config.trainer.line_rewards, config.trainer.report_to) == ({"terse": -1.0}, ())
 
 
 LONG = "a." * 60_000 + "a"

@@ -35,6 +35,7 @@ from repl_rl.tasks import (
 )
 from repl_rl.tasks.generated_tasks import generate
 from repl_rl.tasks.read_rows import TaskRow, is_number
+from repl_rl.tasks.task import WeightedJudge, parse_weighted_judges
 
 ALL = (*EASY, *HARD)
 
@@ -250,6 +251,17 @@ def test_an_answer_that_is_a_number_is_compared_as_a_number_unless_a_judge_is_na
     assert {t.judge for t in load_tasks(f"{source}?judge=math")} == {"math"}
     with pytest.raises(ConfigError, match=r"t\.jsonl:1: field 'answer' is nan; give a finite number"):
         load_tasks(write(tmp_path / "t.jsonl", {"id": "a", "question": "q", "answer": float("nan")}))
+
+
+def test_a_row_may_give_its_judges_with_weights(tmp_path: Path) -> None:
+    row = {"id": "a", "question": "q", "answer": "x", "judge": {"exact": 1, "regex": 0.5}}
+    (task,) = load_tasks(write(tmp_path / "t.jsonl", row))
+    assert parse_weighted_judges(task.judge) == (WeightedJudge("exact"), WeightedJudge("regex", 0.5))
+    for wrong, said in (("much", "give its weight, a finite number"), (True, "give its weight")):
+        with pytest.raises(ConfigError, match=said):
+            load_tasks(write(tmp_path / "t.jsonl", {**row, "judge": {"exact": wrong}}))
+    with pytest.raises(ConfigError, match="it would be imported, and run"):
+        load_tasks(write(tmp_path / "t.jsonl", {**row, "judge": {"exact": 1, "nowhere:f": 1}}))
 
 
 def test_decimals_and_floats_of_32_bits_are_the_numbers_that_their_columns_show(tmp_path: Path) -> None:

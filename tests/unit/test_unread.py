@@ -12,7 +12,7 @@ from repl_rl.errors import ConfigError
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.settings.argument_parser import ParsedSettings, dump_toml, parse_with_sources
 
-PLAYS = ("--tasks builtin:count", "--judge task", "--engine vllm", "--vllm.sleep", "--sandbox local", "--trust",
+PLAYS = ("--tasks builtin:count", "--judges task", "--engine vllm", "--vllm.sleep", "--sandbox local", "--trust",
          "--sampler repl", "--sampler.max-error-streak 3", "--concurrency 128", "--dtype auto", "--rollout.max-lines 9",
          "--limits.cpu-s 9", "--train-tasks 7")  # fmt: skip
 UNREAD = {
@@ -29,7 +29,7 @@ UNREAD = {
     "replay nosuch --verify": ("--to-line 0", "--model m", "--engine vllm", "--temperature 1.0"),
     "replay nosuch --export e1.txt": ("--sandbox docker", "--trust", "--to-line 0", "--model m", "--temperature 1.0"),
     "replay nosuch.ipynb": ("--id 0-t-1",),
-    "serve": ("--tasks builtin:quickstart", "--judge task", "--kv-on-sync keep", "--kv-on-sync drop", "--trust"),
+    "serve": ("--tasks builtin:quickstart", "--judges task", "--kv-on-sync keep", "--kv-on-sync drop", "--trust"),
     "serve --run nosuch": (
         *("--prompt bare", "--model builtin:quickstart", "--add-bos-token", "--sampler repl"),
         "--sampler.max-error-streak 3",
@@ -38,7 +38,7 @@ UNREAD = {
     "eval": ("--kv-on-sync keep", "--kv-on-sync drop"),
     "rollout": ("--kv-on-sync keep",),
     "sampler check repl": ("--newline-tokens carry", "--prompt-space auto"),
-    "chat": ("--tasks builtin:quickstart", "--group-judge m:f", "--trust", "--kv-on-sync keep"),
+    "chat": ("--tasks builtin:quickstart", "--group-judges m:f", "--trust", "--kv-on-sync keep"),
     "chat --server http://127.0.0.1:1/v1": (
         *("--model builtin:quickstart", "--add-bos-token", "--concurrency 1", "--engine vllm", "--vllm.sleep"),
         *("--docker.image i", "--chat-template-kwargs.key 1", "--seed 0", "--limits.cpu-s 9"),

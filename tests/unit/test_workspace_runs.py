@@ -159,4 +159,4 @@ def test_a_workspace_that_cannot_be_made_drops_its_rollouts_and_names_task_and_l
 def test_a_value_that_is_named_as_a_host_function_is_refused_before_an_engine_opens() -> None:
     taken = replace(TASK, workspace=Workspace(values={"llm_query": 1}))
     with pytest.raises(SetupError, match=f"task {TASK.id}: workspace value is 'llm_query'; a host function has"):
-        RolloutConfig(sandbox="unsafe", host_functions="llm_query").try_workspaces([TASK, taken])
+        RolloutConfig(sandbox="unsafe", host_functions={"llm_query": {}}).try_workspaces([TASK, taken])

@@ -165,13 +165,18 @@ def test_a_validation_file_holds_the_held_out_tasks_and_all_others_are_trained_o
     assert len(training) + len(held_out) == 30
 
 
-@pytest.mark.parametrize("judge", ["", "numeric", "0.5*task + numeric"])
-def test_held_out_tasks_have_the_judge_that_training_has(tmp_path: Path, judge: str) -> None:
+@pytest.mark.parametrize(
+    ("judges", "wanted"),
+    [({}, "exact"), ({"numeric": 1.0}, "numeric"), ({"task": 0.5, "numeric": 1.0}, "0.5*exact + numeric")],
+)
+def test_held_out_tasks_have_the_judge_that_training_has(
+    tmp_path: Path, judges: Mapping[str, float], wanted: str
+) -> None:
     """For a split, for a validation source, and for the task that a replay of the run looks up."""
     tasks = questions(tmp_path / "tasks.jsonl", *map(str, range(30)))
     validation = questions(tmp_path / "validation.jsonl", "a", "b")
-    wanted = {"": "exact", "numeric": "numeric"}.get(judge, "0.5*exact + numeric")
-    for config in (TrainConfig(tasks=tasks, judge=judge), TrainConfig(tasks=tasks, judge=judge, validation=validation)):
+    split = TrainConfig(tasks=tasks, judges=judges)
+    for config in (split, replace(split, validation=validation)):
         training, held_out = config.split_tasks()
         assert {task.judge for task in training} == {task.judge for task in held_out} == {wanted}
         run = tmp_path / (config.validation and "validated") / "run"
@@ -182,9 +187,10 @@ def test_held_out_tasks_have_the_judge_that_training_has(tmp_path: Path, judge: 
 
 @pytest.mark.parametrize("judge", ["", "task", "numeric"])
 def test_only_a_judge_that_is_not_used_may_be_named_by_a_validation_file(tmp_path: Path, judge: str) -> None:
+    judges = {judge: 1.0} if judge else {}
     validation = tmp_path / "validation.jsonl"
     validation.write_text('{"question": "q", "answer": "1", "judge": "nowhere:f"}\n')
-    config = TrainConfig(tasks=questions(tmp_path / "tasks.jsonl", "a"), judge=judge, validation=str(validation))
+    config = TrainConfig(tasks=questions(tmp_path / "tasks.jsonl", "a"), judges=judges, validation=str(validation))
     if judge == "numeric":
         assert [task.judge for task in config.split_tasks()[1]] == ["numeric"]
     else:

@@ -13,6 +13,7 @@ from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.rollout_limits import RolloutLimits
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.runs.store import Store
+from repl_rl.settings.function_tables import OptionTable
 from repl_rl.trainer import grpo
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.logprobs import TokenColumns, build_token_columns
@@ -48,7 +49,7 @@ class Seen:
     calls: list[float] = field(default_factory=list)
 
 
-def trained(out: Path, steps: int, functions: str) -> Seen:
+def trained(out: Path, steps: int, functions: OptionTable) -> Seen:
     """Train the bundled policy on vLLM; the rows of each update are kept."""
     seen = Seen()
 
@@ -103,7 +104,7 @@ def check(seen: Seen, *, queries: bool) -> tuple[int, int]:
 def test_on_vllm_queries_and_child_rollouts_are_rows_of_the_update_or_masked(
     train_queries: bool, tmp_path: Path
 ) -> None:
-    seen = trained(tmp_path / "run", 2, f"llm_query(train={train_queries},max_tokens=16),rollout")
+    seen = trained(tmp_path / "run", 2, {"llm_query": {"train": train_queries, "max_tokens": 16}, "rollout": {}})
     children, tokens = check(seen, queries=train_queries)
     assert children > 0
     assert tokens > 0
@@ -117,7 +118,7 @@ def main(steps: int) -> None:
     """Print the figures of a longer run."""
     for train_queries in (True, False):
         with TemporaryDirectory() as folder:
-            functions = f"llm_query(train={train_queries},max_tokens=16),rollout"
+            functions = {"llm_query": {"train": train_queries, "max_tokens": 16}, "rollout": {}}
             seen = trained(Path(folder) / "run", steps, functions)
             with_children = sum(any(t.parent for t in rows) for rows, _ in seen.rows)
             print(f"{with_children} of {len(seen.rows)} steps with children; {max(seen.gaps):.2e} nats", flush=True)

@@ -95,7 +95,7 @@ def test_every_condition_can_be_trained(condition: Condition) -> None:
     assert credit.reward_table == condition.rewards
     assert (len(credit.extra_rewards), credit.potential is not None) == (
         len(condition.line_rewards),
-        bool(condition.potential),
+        bool(condition.potentials),
     )
 
 

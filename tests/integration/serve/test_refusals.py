@@ -429,7 +429,7 @@ def test_consoles_that_isolate_nothing_are_not_for_other_machines(
     ("flags", "said"),
     [
         ("--port 70000", "port"),
-        ("--judge task", "a server has no tasks"),
+        ("--judges task", "a server has no tasks"),
         ("--max-waiting -1", "max_waiting"),
         ("--conversation-timeout-s 0", "conversation_timeout_s"),
         ("--host no.such.host.invalid", "host and port"),

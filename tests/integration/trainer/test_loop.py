@@ -127,8 +127,8 @@ def test_tied_weights_are_written_once_under_the_name_that_checkpoints_have(tmp_
     (lambda: replace(SMALL, learning_rate=0.0), "learning_rate is 0.0; give a number above 0"),
     (lambda: replace(SMALL, importance_sampling="token_mask(tolerance=0.0)"), "tolerance of .* token_mask is 0.0"),
     (lambda: replace(SMALL, importance_sampling="token_mask(cap=0.5)"), "cap of .* token_mask is 0.5"),
-    (lambda: replace(SMALL, line_rewards=("a:b",)), r"line_rewards with estimator 'outcome' is \('a:b',\)"),
-    (lambda: replace(SMALL, potential="a:b"), "potential with estimator 'outcome' is 'a:b'"),
+    (lambda: replace(SMALL, line_rewards={"a:b": 1.0}), "line_rewards with estimator 'outcome' is {'a:b': 1.0}"),
+    (lambda: replace(SMALL, potentials={"a:b": 1.0}), "potentials with estimator 'outcome' is {'a:b': 1.0}"),
     (lambda: replace(SMALL, importance_sampling="word_mask"), "importance_sampling is 'word_mask'; choose one of"),
     (lambda: replace(SMALL, importance_sampling="line_mask"), "'line_mask'; this version no longer .* token_truncate"),
     (lambda: replace(SMALL, optimizer="rmsprop(alpha=0.9)"), "optimizer is 'rmsprop'; this version no longer has it"),
@@ -146,8 +146,8 @@ def test_a_setting_out_of_range_is_refused_with_its_name_and_value(
     (replace(SMALL, estimator="merged_prefixes(by='states')"), "estimator is 'merged_prefixes'; this version no"),
     (replace(SMALL, estimator="outcome(line_weight=0.5)"), "option line_weight of estimator outcome is 0.5"),
     (replace(SMALL, estimator="return_to_go(discount=1.5)"), "discount of estimator return_to_go is 1.5"),
-    (replace(SMALL, estimator="two_stream", line_rewards=("nowhere:f",)), "line reward is 'nowhere:f'"),
-    (replace(SMALL, estimator="two_stream", potential="json:loads=x"), "line reward is 'json:loads=x'"),
+    (replace(SMALL, estimator="two_stream", line_rewards={"nowhere:f": 1.0}), "line reward is 'nowhere:f'"),
+    (replace(SMALL, estimator="two_stream", potentials={"json:nothing": 1.0}), "line reward is 'json:nothing'"),
     (replace(SMALL, prompts_per_step=7), "tasks is 6; a step takes 7"),
 ])  # fmt: skip
 def test_what_cannot_work_is_refused_before_anything_is_written(
@@ -173,7 +173,7 @@ def shaping(t: Trajectory) -> list[float]:
 def test_shaping_is_reported_next_to_the_outcome(tmp_path: Path) -> None:
     model = tiny_model()
     seen: list[dict[str, float]] = []
-    config = replace(SMALL, estimator="two_stream", line_rewards=(f"{__name__}:shaping",))
+    config = replace(SMALL, estimator="two_stream", line_rewards={f"{__name__}:shaping": 1.0})
     source = SampledSource(copy.deepcopy(model))
     run_training(
         model, tiny_tokenizer(), TASKS, source, config, tmp_path, TrainingOptions(lambda r, t: seen.append(r.metrics))
@@ -220,7 +220,7 @@ def test_rewards_by_name_and_a_sampler_s_own_figures_are_metrics_of_a_step_and_f
 ) -> None:
     model = tiny_model()
     seen: list[dict[str, float]] = []
-    config = replace(SMALL, estimator="two_stream", line_rewards=(f"{__name__}:by_task=2",))
+    config = replace(SMALL, estimator="two_stream", line_rewards={f"{__name__}:by_task": 2.0})
     source = Counting(copy.deepcopy(model))
     run_training(
         model, tiny_tokenizer(), TASKS, source, config, tmp_path, TrainingOptions(lambda r, t: seen.append(r.metrics))

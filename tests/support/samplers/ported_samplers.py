@@ -48,7 +48,7 @@ class AsksBack(RolloutSampler):
 
 # B. TRL's example of an SQL agent: one tool, three reward functions over messages and columns, on their own scales.
 SQL = ChatToolSampler([run_sql])
-SQL_JUDGES = f"task + {JUDGES}:queried + {JUDGES}:structured + {JUDGES}:correct"
+SQL_JUDGES = dict.fromkeys(("task", f"{JUDGES}:queried", f"{JUDGES}:structured", f"{JUDGES}:correct"), 1.0)
 
 # C. AReaL's multi-turn agent, which discounts the outcome by turns; and an environment with rewards of its own scale.
 RETRIES = FeedbackSampler(max_assistant_turns=3, discount=0.9)
@@ -80,4 +80,4 @@ GSM8K = FeedbackSampler(interaction, max_assistant_turns=5)
 
 # E. XTuner's GSM8K with a tool that grades, and a judge that reads the row's other fields.
 GRADED = JudgeToolSampler(checks=2)
-GRADED_JUDGE = f"0*task + {JUDGES}:by_source"
+GRADED_JUDGE = {"task": 0.0, f"{JUDGES}:by_source": 1.0}

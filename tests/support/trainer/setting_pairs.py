@@ -104,7 +104,7 @@ SETTINGS: Mapping[str, Mapping[str, Words]] = {
     },
     "host": {
         "none": (),
-        "query": ("--host-functions", "llm_query(train=True, max_tokens=4)"),
+        "query": ("--host-functions.llm_query.train", "true", "--host-functions.llm_query.max-tokens", "4"),
         "rollout": ("--host-functions", "rollout"),
     },
     "report": {
@@ -128,13 +128,13 @@ SETTINGS: Mapping[str, Mapping[str, Words]] = {
     "rewards": {
         "table": (),
         "for running": ("--trainer.rewards.ok", "0.05"),
-        "function": ("--trainer.line-rewards", f"{ADD}=0.1"),
-        "potential": ("--trainer.potential", "repl_rl.credit.rewards:compute_error_potential=0.1"),
+        "function": (f"--trainer.line-rewards.{ADD}", "0.1"),
+        "potential": ("--trainer.potentials.error-potential", "0.1"),
     },
     "judges": {
         "task": (),
-        "weighed": ("--judge", "task + 0.2*tests.support.trainer.user_rewards:short"),
-        "group": ("--group-judge", "0.3*tests.support.trainer.user_rewards:shortest"),
+        "weighed": ("--judges.task", "1", "--judges.tests.support.trainer.user_rewards:short", "0.2"),
+        "group": ("--group-judges.tests.support.trainer.user_rewards:shortest", "0.3"),
     },
     "save": {"0": (), "1": ("--trainer.save-steps", "1"), "2": ("--trainer.save-steps", "2")},
     "eval": {"0": (), "1": ("--eval-steps", "1"), "2": ("--eval-steps", "2")},
