@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from repl_rl.cli.apply_model_defaults import apply_model_defaults
-from repl_rl.cli.live_status import LiveStatus, RolloutProgress, describe_opening
-from repl_rl.cli.next_steps import print_unsolved_hint
+from repl_rl.cli.live_status import LiveStatus, RolloutProgress, describe_elapsed, describe_opening
+from repl_rl.cli.next_steps import print_unsolved_hint, select_flags
 from repl_rl.cli.terminal_output import make_terminal
 from repl_rl.cli.unused_options import refuse_unread
 from repl_rl.errors import ConfigError
@@ -103,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
         console.print(_build_table(config, study))
         console.print(_format_result(config, study))
         if not study.solve_rate.value and (study.greedy is None or not study.greedy.value):
-            print_unsolved_hint(console, config.model, config.tasks)
+            print_unsolved_hint(console, config.model, config.tasks, select_flags(argv))
         about: dict[str, str | int] = {"model": config.policy.reference, "source": config.tasks, "seed": config.seed}
         if config.out is not None:
             with catch_os_errors("file", config.out / "eval.json", then=", then give the command again"):
@@ -140,9 +140,9 @@ def _play_remaining(
             # The first rollout that is not stored yet opens the engine.
             if not opened:
                 console.print(describe_opening(config))
-                opened.append(
-                    stack.enter_context(SyncRollouts(config.open_rollouts, {task.id: task for task in tasks}))
-                )
+                with status.show(describe_elapsed("opening")):
+                    rollouts = SyncRollouts(config.open_rollouts, {task.id: task for task in tasks})
+                    opened.append(stack.enter_context(rollouts))
                 console.print(f"playing {len(tasks)} tasks (--count sets the number) ...")
             (source,) = opened
             title = "greedy rollouts" if temperature == 0 else f"rollouts at temperature {temperature:g}"

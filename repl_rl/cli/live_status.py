@@ -35,6 +35,12 @@ def describe_opening(rollout_config: RolloutConfig) -> str:
     return f"opening engine {engine.kind} and sandbox {sandbox.kind} ..."
 
 
+def describe_elapsed(operation: str) -> Describe:
+    """Return a description of an operation without known length: its name and the time since this call."""
+    started = time.monotonic()
+    return lambda: f"{operation}: {format_duration(time.monotonic() - started)} so far"
+
+
 class LiveStatus:
     """Context manager that shows the status of one operation at a time."""
 
@@ -98,11 +104,13 @@ class LiveStatus:
                 self._changed.wait(interval_s)
                 if self._describe is None or self._closed:
                     continue
+                # Describe at each refresh, because the progress notes when rollouts ended.
+                text = self._describe()
                 if self._console.is_terminal:
-                    self._line.update(self._describe())
+                    self._line.update(text)
                 elif time.monotonic() >= self._next_print_s:
                     self._next_print_s = time.monotonic() + self._print_s
-                    self._console.print(self._describe())
+                    self._console.print(text)
 
 
 class RolloutProgress:
@@ -121,6 +129,8 @@ class RolloutProgress:
         self._read_counts, self._before = read_counts, read_counts()
         self._started = time.monotonic()
         self._completed: float | None = None
+        self._newest_end = 0, self._started
+        """Number of ended rollouts when it last rose, and that time."""
 
     @property
     def counts(self) -> RolloutCounts:
@@ -133,7 +143,10 @@ class RolloutProgress:
         return None if self._completed is None else time.monotonic() - self._completed
 
     def _note_completion(self) -> None:
-        if self._completed is None and self.counts.ended >= self._total:
+        ended = self.counts.ended
+        if ended > self._newest_end[0]:
+            self._newest_end = ended, time.monotonic()
+        if self._completed is None and ended >= self._total:
             self._completed = time.monotonic()
 
     def describe(self) -> str:
@@ -154,7 +167,10 @@ class RolloutProgress:
         if open_rollouts <= 0 or not counts.sampled_lines:
             return []
         if counts.ended >= _SURE_SHARE * self._total:
-            return [f"about {format_duration(elapsed_s / counts.ended * open_rollouts)} left"]
+            # Count down from the newest end. The last rollouts are often the longest.
+            ended, at = self._newest_end
+            left_s = (at - self._started) / ended * open_rollouts - (time.monotonic() - at)
+            return [f"about {format_duration(left_s)} left"] if left_s > 0 else ["the others take longer"]
         # Before that, the limit of lines tells what is left at the present speed. Later lines may be longer.
         most = self._total * self._max_lines - counts.sampled_lines
         return [f"up to about {format_duration(most * elapsed_s / counts.sampled_lines)} left"] if most > 0 else []

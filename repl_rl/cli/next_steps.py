@@ -19,6 +19,8 @@ SERVING = ("fastapi", "uvicorn", "prometheus_client")
 """Packages of the extra that `repl-rl serve` needs."""
 USUAL = {"engine": "vllm", "sandbox": "local"}
 """Defaults of commands. A suggested command names the choice of its run only if it differs."""
+_SIZES = frozenset({"rollout", "limits", "trainer", "train_tasks", "eval_tasks", "context_tokens", "concurrency"})
+"""Settings, and tables of settings, that decide how long a run takes."""
 _MOST_SHOWN = 200
 """Longest list of setting names to show, characters."""
 _FINAL = ("gateway", "nodes")
@@ -61,25 +63,38 @@ def suggest_next_steps(run: Path, settings: Mapping[str, object], mine: bool = F
     return [*steps, NextStep(f"repl-rl serve --run {folder}{own}{allowed}", "ask it, in a browser or by OpenAI's API")]
 
 
-def print_unsolved_hint(console: Console, model: str, tasks: str) -> None:
-    """Print what helps a policy that solves none of the held-out tasks."""
+def select_flags(argv: Sequence[str]) -> list[str]:
+    """Return the flags of a command line that a later `train` of another policy needs as well: its sizes and limits."""
+    kept, is_kept = list[str](), False
+    for word in argv:
+        if word.startswith("--"):
+            name = word[2:].partition("=")[0].replace("-", "_")
+            is_kept = name.partition(".")[0] in _SIZES or name in _SIZES
+        if is_kept:
+            kept.append(word)
+    return kept
+
+
+def print_unsolved_hint(console: Console, model: str, tasks: str, flags: Sequence[str] = ()) -> None:
+    """Print what helps a policy that solves none of the held-out tasks. `flags` are those of `select_flags`."""
     console.print(
         "no held-out task is solved: a group whose rollouts all fail teaches nothing but to avoid errors. "
         "Demonstrations teach the console's format first:"
     )
-    print_steps(console, suggest_demonstrations(model, tasks))
+    print_steps(console, suggest_demonstrations(model, tasks, flags))
 
 
-def suggest_demonstrations(model: str, tasks: str) -> list[NextStep]:
-    """Return the commands that teach a policy the console's format before it is trained on `tasks`."""
+def suggest_demonstrations(model: str, tasks: str, flags: Sequence[str] = ()) -> list[NextStep]:
+    """Return the commands that teach a policy the console's format before it is trained on `tasks`, with `flags`."""
     policy, source = shlex.quote(model), shlex.quote(tasks)
+    sizes = "".join(f" {shlex.quote(flag)}" for flag in flags)
     return [
         NextStep(
             f"repl-rl transcripts --from-tasks builtin:quickstart --model {policy} --count 256 --out demonstrations",
             "demonstrations of built-in tasks",
         ),
         NextStep(f"repl-rl sft --model {policy} --data demonstrations --out taught", "fine-tune the policy on them"),
-        NextStep(f"repl-rl train --model taught --tasks {source} --name taught", "train the fine-tuned policy"),
+        NextStep(f"repl-rl train --model taught --tasks {source} --name taught{sizes}", "train the fine-tuned policy"),
     ]
 
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from repl_rl.cli.apply_model_defaults import apply_model_defaults
-from repl_rl.cli.live_status import LiveStatus, RolloutProgress, describe_opening
+from repl_rl.cli.live_status import LiveStatus, RolloutProgress, describe_elapsed, describe_opening
 from repl_rl.cli.terminal_output import make_terminal
 from repl_rl.cli.unused_options import refuse_unread
 from repl_rl.errors import ConfigError
@@ -64,15 +65,17 @@ def main(argv: Sequence[str]) -> int:
     if len(tasks) < config.count and "count" in asked.explicit_names:
         console.print(f"{config.tasks} has {len(tasks)} held-out tasks, and --count is {config.count}; playing those")
     console.print(describe_opening(config))
-    with SyncRollouts(config.open_rollouts, {task.id: task for task in tasks}) as source:
-        trajectories = _play_and_print(config, tasks, source, console)
+    with LiveStatus(console) as status, ExitStack() as stack:
+        with status.show(describe_elapsed("opening")):
+            source = stack.enter_context(SyncRollouts(config.open_rollouts, {task.id: task for task in tasks}))
+        trajectories = _play_and_print(config, tasks, source, console, status)
     if config.save is not None:
         console.print(f"stored in {write_step(config.save, 0, trajectories)}")
     return 0
 
 
 def _play_and_print(
-    config: RolloutCommandConfig, tasks: Sequence[Task], source: SyncRollouts, console: Console
+    config: RolloutCommandConfig, tasks: Sequence[Task], source: SyncRollouts, console: Console, status: LiveStatus
 ) -> Sequence[Trajectory]:
     """Play the tasks, and print each transcript as soon as its rollout has ended."""
 
@@ -85,7 +88,7 @@ def _play_and_print(
     if at_once:
         source.progress.subscribe(print_transcript)
     progress = RolloutProgress("playing", len(tasks), config.rollout.max_lines, lambda: source.stats.counts)
-    with LiveStatus(console) as status, status.show(progress.describe):
+    with status.show(progress.describe):
         trajectories = source.sample(tasks, config.temperature)
     for trajectory in () if at_once else trajectories:
         print_transcript(trajectory)

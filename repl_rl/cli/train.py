@@ -15,7 +15,7 @@ from rich.table import Table
 
 from repl_rl.cli.apply_model_defaults import UpdateInfo, apply_model_defaults
 from repl_rl.cli.live_status import RolloutProgress
-from repl_rl.cli.next_steps import print_steps, suggest_next_steps
+from repl_rl.cli.next_steps import print_steps, select_flags, suggest_next_steps
 from repl_rl.cli.terminal_output import format_duration, report_errors_on_rank_zero, silence_other_ranks
 from repl_rl.engine import ENGINES, Vllm
 from repl_rl.errors import ConfigError
@@ -141,7 +141,7 @@ def main(argv: Sequence[str]) -> int:
         # The import takes seconds, which a mistake in the settings need not wait for.
         from repl_rl.cli.train_and_evaluate import Run
 
-        run = Run(resolved, folder)
+        run = Run(resolved, folder, select_flags(argv))
         config = run.config
     if config.resume and folder.exists:
         # Check the settings before the engine opens, and do nothing if no steps are left.
@@ -174,6 +174,7 @@ class TrainingProgress:
         self._console = console
         self._steps = steps
         self._done = self._before = done
+        self._update_s = 0.0
         self._started = time.monotonic()
         self._start_rollouts = start_rollouts
         self._rollouts = start_rollouts(self._title)
@@ -185,19 +186,23 @@ class TrainingProgress:
     def describe(self) -> str:
         """Return the status of the step that runs, as one line."""
         text, update_s = self._rollouts.describe(), self._rollouts.get_since_completion_s()
-        return text if update_s is None else f"{text}; updating the policy for {format_duration(update_s)}"
+        if update_s is None:
+            return text
+        before = f", the one before took {format_duration(self._update_s)}" if self._update_s else ""
+        return f"{text}; updating the policy, {format_duration(update_s)} so far{before}"
 
     def advance(self, metrics: Mapping[str, float]) -> None:
         """Print one finished step."""
         self._done += 1
+        self._update_s = metrics["update_s"]
         # Estimate the time left from the steps of this process alone.
         left_s = (time.monotonic() - self._started) / (self._done - self._before) * (self._steps - self._done)
         rate = metrics["sampled_tokens"] / max(metrics["rollout_s"], 1e-9)
         self._console.print(
             f"step {self._done:>4}/{self._steps}  solved {metrics['solve_rate']:6.1%}  "
             f"lines in error {metrics['line_error_rate']:6.1%}  {rate:7.0f} tokens/s  "
-            f"rollout {metrics['rollout_s']:5.2f} s  update {metrics['update_s']:5.2f} s  "
-            f"{left_s / 60:4.1f} min of steps left"
+            f"rollout {metrics['rollout_s']:5.2f} s  update {metrics['update_s']:5.2f} s"
+            + (f"  {format_duration(left_s)} of steps left" if self._done < self._steps else "")
         )
         self._rollouts = self._start_rollouts(self._title)
 

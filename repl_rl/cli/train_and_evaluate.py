@@ -4,10 +4,11 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
 
-from repl_rl.cli.live_status import LiveStatus, RolloutProgress, describe_opening
+from repl_rl.cli.live_status import LiveStatus, RolloutProgress, describe_elapsed, describe_opening
 from repl_rl.cli.next_steps import print_steps, print_unsolved_hint, suggest_resume
 from repl_rl.cli.terminal_output import explain_rank_error, format_duration, make_terminal
 from repl_rl.cli.train import TrainConfig, TrainingProgress, build_initial_summary, draw_curves, print_summary
@@ -39,8 +40,10 @@ log = logging.getLogger(__name__)
 class Run:
     """Training run, from its first evaluation to its summary."""
 
-    def __init__(self, config: TrainConfig, folder: RunFolder) -> None:
+    def __init__(self, config: TrainConfig, folder: RunFolder, flags: Sequence[str] = ()) -> None:
+        """`flags` are repeated in the commands that are suggested after a first evaluation without solved tasks."""
         self.config = config
+        self.flags = flags
         self.folder = folder
         self.main = get_rank() == 0
         """True on the rank that evaluates, prints and writes. Other ranks only play rollouts and train."""
@@ -85,12 +88,13 @@ class Run:
                 "learning rate never reaches its peak; give fewer"
             )
         self.console.print(describe_opening(config))
-        with (
-            open_training(
+        with ExitStack() as stack:
+            stack.enter_context(self.status)
+            opening = open_training(
                 config, config.trainer, self.training, self.folder, self.settings, config.workers, config.resume
-            ) as run,
-            self.status,
-        ):
+            )
+            with self.status.show(describe_elapsed("opening")):
+                run = stack.enter_context(opening)
             source, self.state = run.source, run.state
             self.console.print(run.renderer.findings)
             self.summary = build_initial_summary(config, source.runtime_info, config.trainer.steps, len(self.held_out))
@@ -120,7 +124,7 @@ class Run:
         The estimate comes from the duration of the evaluation, which plays each task twice.
         """
         if not self.summary["solve_rate_first"] and not self.summary["greedy_first"]:
-            print_unsolved_hint(self.console, self.config.model, self.config.tasks)
+            print_unsolved_hint(self.console, self.config.model, self.config.tasks, self.flags)
         trainer = self.config.trainer
         rollouts = trainer.prompts_per_step * trainer.group_size
         rollout_s = self.evaluation_s / (2 * len(self.held_out))
@@ -129,8 +133,9 @@ class Run:
         self.console.print(
             f"a step samples {rollouts} rollouts, about {format_duration(rollout_s * rollouts)} at the speed of this "
             f"evaluation; all {trainer.steps} steps and the last evaluation sample for about {format_duration(left_s)} "
-            "(--trainer.steps and --eval-tasks shorten it). Each step then updates the policy, which can take longer; "
-            "the first step shows the time left with it"
+            "(--trainer.steps and --eval-tasks shorten it). The last evaluation plays each task a third time, with "
+            "altered console output. Each step then updates the policy, which can take longer; the first step shows "
+            "the time left with it"
         )
 
     def _write_results(self, source: RolloutClient) -> None:

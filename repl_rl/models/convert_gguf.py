@@ -4,9 +4,10 @@ The folder's name has a stamp of the file (`compute_stamp`), so that a conversio
 """
 
 import hashlib
+import io
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
 
 from repl_rl.errors import ConfigError
@@ -115,7 +116,7 @@ def _write_converted_model(file: Path, folder: Path) -> None:
 
 @contextmanager
 def _limit_progress_bars() -> Iterator[None]:
-    """Disable transformers' progress bars if stderr is not a terminal, because they would fill a log file."""
+    """Disable progress bars if stderr is not a terminal, because they would fill a log file."""
     # Import here, because it takes seconds and a conversion happens once.
     from transformers.utils import logging
 
@@ -123,7 +124,9 @@ def _limit_progress_bars() -> Iterator[None]:
     if disabled:
         logging.disable_progress_bar()
     try:
-        yield
+        # tqdm's bar of the tensors has no switch, so its output is dropped. Logs keep their stream.
+        with redirect_stderr(io.StringIO()) if disabled else nullcontext():
+            yield
     finally:
         if disabled:
             logging.enable_progress_bar()

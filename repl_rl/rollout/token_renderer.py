@@ -201,8 +201,8 @@ class Renderer:
         """One-line summary of the audit."""
         writer = "the policy" if self.samples_space else "the console"
         return (
-            f"vocabulary: {len(self.newline_ids)} ids end a line, {len(self.forbidden_ids)} are forbidden, "
-            f"{len(self.eos_ids)} end a text; {writer} writes the space after {PS1.rstrip()}"
+            f"vocabulary: {len(self.newline_ids)} tokens contain a newline, {len(self.forbidden_ids)} are never "
+            f"sampled, {len(self.eos_ids)} end a rollout; {writer} writes the space after {PS1.rstrip()}"
         )
 
     @property

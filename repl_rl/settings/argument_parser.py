@@ -366,11 +366,15 @@ def _check_known(what: str, name: str, known: set[str]) -> None:
     """Refuse an unknown name, with its reason if it was removed, or the most similar known name."""
     if name in known:
         return
+    # An option is shown as it is typed.
+    shown = f"--{name.replace('_', '-')}" if what == "option" else name
     if removed := REMOVED.get(name):
-        raise ConfigError(what, name, f"it was removed: {removed.reason}")
+        raise ConfigError(what, shown, f"it was removed: {removed.reason}")
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    remedy = f"did you mean {near[0]!r}?" if near else "see --help-all for the known ones"
-    raise ConfigError(f"unknown {what}", name, remedy)
+    if near and what == "option":
+        near = [f"--{near[0].replace('_', '-')}"]
+    remedy = f"did you mean {near[0]!r}?" if near else "this command does not have it; --help-all lists those it has"
+    raise ConfigError(f"unknown {what}", shown, remedy)
 
 
 def get_typed_fields(kind: type) -> Mapping[str, object]:

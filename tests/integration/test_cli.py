@@ -42,7 +42,7 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, *flags: str) -> 
         (("--model", "/no/such/model"), ["model folder", "/no/such/model", "give a folder"]),
         (("--tasks", "/no/such/tasks.jsonl"), ["/no/such/tasks.jsonl"]),
         (("--trainer.group-size", "1"), ["group_size is 1", "at least 2 rollouts"]),
-        (("--learning-rat", "1"), ["unknown option", "learning_rat", "did you mean"]),
+        (("--learning-rat", "1"), ["unknown option", "--learning-rat", "did you mean"]),
         (("--sampler", "nope"), ["sampler is 'nope'", "repl"]),
         (("--prompt", "nope"), ["prompt is 'nope'", "choose one of bare, base"]),
         (("--sampler", "feedback"), ["chat template of", "use a chat model for this sampler"]),
@@ -245,7 +245,7 @@ def test_the_preset_for_a_gpu_leaves_the_trainer_memory_and_plays_a_step_at_once
 
 def test_only_train_has_presets(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "--preset", "pretrained"]) == 2
-    assert "unknown option is 'preset'" in capsys.readouterr().err
+    assert "unknown option is '--preset'" in capsys.readouterr().err
 
 
 def test_an_unknown_verb_is_named(capsys: pytest.CaptureFixture[str]) -> None:

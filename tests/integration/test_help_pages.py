@@ -77,4 +77,4 @@ def test_an_option_that_is_not_shown_is_accepted_and_a_wrong_one_is_corrected(
 ) -> None:
     assert parse(TrainConfig, "train", ["--trainer.num-iterations", "3"]).trainer.num_iterations == 3
     assert main(["train", "--trainer.num-iteration", "3"]) == 2
-    assert "did you mean 'trainer.num_iterations'?" in capsys.readouterr().err
+    assert "did you mean '--trainer.num-iterations'?" in capsys.readouterr().err

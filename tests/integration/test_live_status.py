@@ -13,6 +13,7 @@ from rich.console import Console
 
 from repl_rl.cli import main
 from repl_rl.cli.live_status import LiveStatus, RolloutProgress, describe_opening
+from repl_rl.cli.next_steps import select_flags
 from repl_rl.cli.rollout import RolloutCommandConfig, _play_and_print
 from repl_rl.cli.sft import FinetuneProgress
 from repl_rl.rollout import ReplSampler, RolloutSettings, SyncRollouts
@@ -84,9 +85,10 @@ def test_a_transcript_is_printed_before_the_other_rollouts_have_ended() -> None:
         asyncio.get_running_loop().call_soon(let_go_on)
 
     config = RolloutCommandConfig(engine="transformers", sandbox="unsafe")
-    with opened(sampler) as source:
+    console = Console(file=shown, width=200)
+    with opened(sampler) as source, LiveStatus(console) as status:
         source.progress.subscribe(let_second_go_on)
-        played = _play_and_print(config, [TASK, OTHER], source, Console(file=shown, width=200))
+        played = _play_and_print(config, [TASK, OTHER], source, console, status)
     assert len(played) == 2
     assert at_first[0].count("sampled tokens]") == 1
     assert shown.getvalue().count("sampled tokens]") == 2
@@ -188,8 +190,24 @@ class Silent(ReplSampler):
 def test_an_evaluation_that_solves_nothing_prints_the_commands_that_teach_the_format(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    flags = ("--engine", "transformers", "--sandbox", "unsafe", "--count", "1")
+    flags = ("--engine", "transformers", "--sandbox", "unsafe", "--count", "1", "--rollout.max-lines", "8")
     assert main(["eval", *flags, "--sampler", f"{__name__}:Silent"]) == 0
     told = capsys.readouterr().out
     assert "no held-out task is solved" in told
     assert "repl-rl sft --model builtin:quickstart --data demonstrations --out taught" in told
+    assert "--name taught --rollout.max-lines 8 " in told, "a limit of this command belongs to the training as well"
+
+
+def test_a_training_repeats_the_sizes_of_a_command_line_and_nothing_else() -> None:
+    argv = "--model m --rollout.max-lines=8 --name mine --trainer.report-to wandb trackio --overwrite --eval-tasks 8"
+    kept = ["--rollout.max-lines=8", "--trainer.report-to", "wandb", "trackio", "--eval-tasks", "8"]
+    assert select_flags(argv.split()) == kept
+
+
+def test_the_time_left_falls_while_no_rollout_ends() -> None:
+    counts = [RolloutCounts()]
+    progress = RolloutProgress("evaluation", 16, 8, lambda: counts[-1])
+    counts.append(RolloutCounts(ended=13, solved=0, sampled_lines=90, sampled_tokens=900))
+    progress.get_since_completion_s()
+    assert "left" not in progress.describe(), "the 13 ended at once, so the others already take longer"
+    assert progress.describe().endswith("the others take longer")

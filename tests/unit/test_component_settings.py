@@ -222,7 +222,7 @@ def test_the_old_key_of_the_type_is_read_and_logs_one_line(tmp_path: Path, caplo
         (
             '[trainer.estimater]\ntype = "process"',
             ["--trainer.estimater.type", "process"],
-            "'trainer.estimater.type'; did you mean 'trainer.estimator'",
+            "estimater.type'; did you mean '(trainer.estimator|--trainer.estimator)'",
         ),
     ],
 )  # fmt: skip
