@@ -1,5 +1,6 @@
 """`repl-rl eval`: evaluate a policy on held-out tasks, with confidence intervals, and compare two evaluations."""
 
+import math
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
@@ -53,7 +54,7 @@ class EvalConfig(RolloutConfig):
     samples: Annotated[int, AtLeast(1), COMMON] = 1
     """Rollouts per task at temperature 1, >= 1. With more, --k can report pass@k."""
     k: Annotated[int, AtLeast(1), COMMON] = 1
-    """Rollouts for pass@k, of which one must be right, 1 to `samples`. pass@k is reported if this is above 1."""
+    """The k of pass@k, 1 to `samples`: of k rollouts, at least one must be right. pass@k is reported if k > 1."""
     greedy: Annotated[bool, COMMON] = True
     """Also play one greedy rollout per task."""
     out: Annotated[Path | None, COMMON] = None
@@ -184,6 +185,9 @@ def _format_result(config: EvalConfig, study: Study) -> str:
     parts = [f"solved {study.solve_rate} at temperature 1"]
     parts += [f"pass@{config.k} {study.pass_at(config.k)}"] if config.k > 1 else []
     parts += [f"{study.greedy} greedy"] if study.greedy else []
+    # Judges with partial credit, such as the share of right values, give other outcomes than 0 and 1.
+    if study.mean_outcome is not None and not math.isclose(study.mean_outcome, study.solve_rate.value):
+        parts.append(f"mean outcome {study.mean_outcome:.3f}")
     parts.append(f"{study.line_error_rate:.1%} of lines in error")
     parts += [f"{study.faults} rollouts failed on our side and count nowhere"] if study.faults else []
     return ", ".join(parts)

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import TypedDict
 
 from repl_rl.deprecations import keeps_old_names
@@ -23,7 +24,7 @@ from repl_rl.evaluation.confidence_intervals import (
 from repl_rl.rollout import RolloutClient
 from repl_rl.runs.store import append_records, read_trajectories
 from repl_rl.settings.bounded_toml import parse_toml
-from repl_rl.settings.old_run_settings import get_judge_order, rename_recorded
+from repl_rl.settings.migrate_run_settings import get_judge_order, rename_recorded
 from repl_rl.tasks import Task
 from repl_rl.trajectory.trajectory import Trajectory
 from repl_rl.utils.atomic_files import (
@@ -57,7 +58,9 @@ class TaskResult:
     error_lines: int
     """Part of `lines` that ended in an error."""
     faults: int
-    """Rollouts that failed on our side, sampled and greedy ones."""
+    """Number of rollouts with a recorded failure, which are not graded: those at temperature 1 and the greedy ones."""
+    mean_outcome: float | None = None
+    """Mean outcome of the graded rollouts at temperature 1. None without any, and in files of older releases."""
 
     @property
     def solve_rate(self) -> float:
@@ -79,6 +82,7 @@ def build_task_result(task: Task, sampled: Sequence[Trajectory], greedy: Sequenc
         lines=sum(1 for t in valid for _ in t.executions),
         error_lines=sum(e.status.is_error for t in valid for e in t.executions),
         faults=len(sampled) + len(greedy) - len(valid) - sum(t.failure is None for t in greedy),
+        mean_outcome=fmean(t.outcome or 0.0 for t in valid) if valid else None,
     )
 
 
@@ -126,6 +130,15 @@ class Study:
         """Share of tasks that greedy decoding solves; None means that it was not tried."""
         tried = [r.greedy for r in self.results if r.greedy is not None]
         return wilson(sum(tried), len(tried)) if tried else None
+
+    @cached_property
+    def mean_outcome(self) -> float | None:
+        """Mean over tasks of the mean outcome at temperature 1. It differs from `solve_rate` if outcomes have parts.
+
+        None means that a result is from a file of an older release.
+        """
+        outcomes = [r.mean_outcome for r in self.graded_results if r.mean_outcome is not None]
+        return fmean(outcomes) if len(outcomes) == len(self.graded_results) else None
 
     @property
     def line_error_rate(self) -> float:
@@ -184,6 +197,7 @@ def write_study(path: Path, study: Study, k: int, about: Mapping[str, str | int]
         f"pass@{k}": format_interval(study.pass_at(k)),
         "greedy": format_interval(study.greedy),
         "line_error_rate": study.line_error_rate,
+        "mean_outcome": study.mean_outcome,
         "families": {name: format_interval(part.solve_rate) for name, part in study.families.items()},
         "results": [{name: getattr(r, name) for name in TaskResult.__slots__} for r in study.results],
     }
@@ -224,8 +238,7 @@ class Comparison:
     """Difference of the first evaluation from the second."""
 
     difference: Interval
-    """Difference of the solve rates in pairs, as `compute_bounded_mean_interval`, so that tasks hard for both cancel.
-    """
+    """Mean over tasks of first minus second solve rate, with the interval of `compute_bounded_mean_interval`."""
     better_tasks: int
     """Number of tasks that the first solves more often."""
     worse_tasks: int
@@ -257,9 +270,9 @@ def validate_same_tasks(study: Study, task_ids: Iterable[str]) -> None:
 
 
 def compare(first: Study, second: Study) -> Comparison:
-    """Compare solve rates in pairs. A task that failed on our side in either evaluation is left out.
+    """Compare solve rates task by task. A task that lacks a graded rollout in one of the evaluations is left out.
 
-    Pairing removes the spread between tasks from the difference, so smaller differences show than with two intervals.
+    Pairing removes the variance between tasks, so it detects smaller differences than two separate intervals.
 
     Raises:
         ConfigError: they have different tasks, or share no graded one.

@@ -75,7 +75,7 @@ class Measured(NamedTuple):
 
 
 def split_unit(text: str, other_unit: str = "") -> Measured:
-    """Split the unit from the end of a text. `other` is the unit of the text that this one is compared with."""
+    """Split the unit from the end of a text. `other_unit` is the unit of the text to compare with."""
     # A word in a command such as `\text` may be any unit.
     if marked := _MARKED.search(text):
         value, word = _SPACE.sub("", text[: marked.start()]), marked[2].strip()

@@ -2,8 +2,8 @@
 
 The parts, in order:
 
-- `exact` and `numeric`, which compare texts and numbers. They take bounded time on any answer, so they run in this
-  process;
+- `exact`, `numeric` and `named_values`, which compare texts and numbers. They take bounded time on any answer, so they
+  run in this process;
 - the table `JUDGES` and checks of judges before a run;
 - grading of an answer or a rollout;
 - group judges, which see all rollouts of a task, as a ranking needs.
@@ -21,7 +21,14 @@ from types import MappingProxyType
 
 from repl_rl.errors import ConfigError, UserCodeError
 from repl_rl.judges.judge_subprocess import JudgeProcesses
-from repl_rl.judges.unit_test_judge import parse_tests, run_tests, run_tests_in
+from repl_rl.judges.unit_test_judge import (
+    ConsoleJudge,
+    make_call_task,
+    parse_tests,
+    run_call_in,
+    run_in_local_console,
+    run_tests_in,
+)
 from repl_rl.sandbox.base import Sandbox
 from repl_rl.settings.component_registry import import_attribute
 from repl_rl.tasks import Task
@@ -48,9 +55,13 @@ _MAX_EXPONENT = 400
 _RELATIVE_TOLERANCE = Fraction(1, 10**9)
 _NUMBER = re.compile(r"([+-]?)(\d{1,3}(?:,\d{3})+|\d*)(?:\.(\d*))?(?:[eE]([+-]?\d{1,3}))?", re.ASCII)
 _DECIMAL = re.compile(r"[.eE]")
-_TESTS = "tests"
-"""Judge that also takes the rollout, and a console to run in."""
-_IN_PROCESS = ("exact", "numeric")
+_NAMED_VALUE = re.compile(r"@(\w+)\[")
+"""Begin of a named value, such as `@mean[3.5]`."""
+_NAMED_TOLERANCE = 1e-6
+"""Absolute difference of numbers that `named_values` tolerates, as DABench's own evaluation does."""
+_CONSOLE_JUDGES: Mapping[str, ConsoleJudge] = {"tests": run_tests_in, "arguments": run_call_in}
+"""Judges that also take the rollout, and a sandbox to open consoles in."""
+_IN_PROCESS = ("exact", "numeric", "named_values")
 """Judges that run in this process and never block."""
 
 
@@ -80,6 +91,61 @@ def grade_numeric(task: Task, answer: str) -> float:
         return 0.0
     tolerance = _RELATIVE_TOLERANCE if _DECIMAL.search(task.answer) or _DECIMAL.search(answer) else 0
     return float(abs(value - reference) <= tolerance * max(abs(value), abs(reference)))
+
+
+def grade_named_values(task: Task, answer: str) -> float:
+    """Return the share of the reference's named values that the answer has, from 0.0 to 1.0.
+
+    A named value is written `@name[value]`, with any text around it. Values are equal as texts, or as numbers to 1e-6.
+    Of a name that occurs twice, the last value counts. The answer is right as a whole if the share is 1.0.
+    Source: the evaluation of DABench (arXiv 2401.05507).
+
+    Raises:
+        ConfigError: the reference answer has no named value.
+    """
+    reference = read_named_reference(task)
+    if len(answer) > MAX_ANSWER_CHARS:
+        return 0.0
+    values = parse_named_values(answer)
+    return sum(_equals_named_value(values.get(name), value) for name, value in reference.items()) / len(reference)
+
+
+def read_named_reference(task: Task) -> dict[str, str]:
+    """Return the reference answer of a task for `named_values`, at least one value by name.
+
+    Raises:
+        ConfigError: the answer has none.
+    """
+    reference = parse_named_values(task.answer)
+    if not reference:
+        remedy = "the named_values judge needs values such as @mean[3.5]"
+        raise ConfigError(task.answer_label, task.answer[:80], remedy)
+    return reference
+
+
+def parse_named_values(text: str) -> dict[str, str]:
+    """Return the values of the form `@name[value]` in a text, by name. Takes time in proportion to the text."""
+    values: dict[str, str] = {}
+    position = 0
+    while match := _NAMED_VALUE.search(text, position):
+        end = text.find("]", match.end())
+        if end < 0:
+            break
+        # A value ends on its line, or is none.
+        broken = text.find("\n", match.end(), end)
+        if broken < 0:
+            values[match[1]] = text[match.end() : end]
+        position = end if broken < 0 else broken
+    return values
+
+
+def _equals_named_value(value: str | None, reference: str) -> bool:
+    if value is None or value == reference:
+        return value == reference
+    try:
+        return abs(float(value) - float(reference)) < _NAMED_TOLERANCE
+    except ValueError:
+        return False
 
 
 def read_reference(task: Task) -> Fraction:
@@ -142,8 +208,16 @@ def _make_limited_judge(name: str, max_chars: int) -> Judge:
     return grade_limited
 
 
-def _grade_by_tests(task: Task, answer: str, rollout: Trajectory | None = None) -> float:
-    return 0.0 if len(answer) > _MAX_PROGRAM_CHARS else run_tests(task, answer, rollout)
+def _make_console_judge(judge: ConsoleJudge) -> Callable[..., float]:
+    """Return the judge with a `local` sandbox. It takes the rollout as an optional third argument."""
+
+    def grade_in_console(task: Task, answer: str, rollout: Trajectory | None = None) -> float:
+        return 0.0 if len(answer) > _MAX_PROGRAM_CHARS else run_in_local_console(judge, task, answer, rollout)
+
+    return grade_in_console
+
+
+_BLOCKING_CONSOLE_JUDGES = {name: _make_console_judge(judge) for name, judge in _CONSOLE_JUDGES.items()}
 
 
 JUDGES: MappingProxyType[str, Judge] = MappingProxyType(
@@ -152,7 +226,9 @@ JUDGES: MappingProxyType[str, Judge] = MappingProxyType(
         "numeric": grade_numeric,
         "math": _make_limited_judge("math", _MAX_FORMULA_CHARS),
         "regex": _make_limited_judge("regex", MAX_ANSWER_CHARS),
-        _TESTS: _grade_by_tests,
+        "literal": _make_limited_judge("literal", MAX_ANSWER_CHARS),
+        "named_values": grade_named_values,
+        **_BLOCKING_CONSOLE_JUDGES,
     }
 )
 
@@ -176,8 +252,10 @@ def find_judge(name: str) -> Judge:
 
 @lru_cache(maxsize=64)
 def _takes_rollout(name: str) -> bool:
-    """Return True for a judge of the user that takes the rollout as its third argument. It is also called without an
-    answer."""
+    """Return True for a judge of the user that takes the rollout as its third argument.
+
+    Such a judge is also called if no answer was submitted.
+    """
     return name not in JUDGES and _get_judge_processes().load(name)
 
 
@@ -209,7 +287,7 @@ def check_judges(tasks: Iterable[Task]) -> None:
 
 
 def _check_reference(name: str, task: Task) -> bool:
-    """Let a judge read a reference answer. Return False if the judge accepts any.
+    """Check that a judge can read a task's reference answer. Return False if the judge has no such check.
 
     Raises:
         ConfigError: the judge cannot read it.
@@ -220,8 +298,12 @@ def _check_reference(name: str, task: Task) -> bool:
         raise ConfigError(task.answer_label, task.answer[:80], remedy)
     if name == "numeric":
         read_reference(task)
-    elif name == _TESTS:
+    elif name == "named_values":
+        read_named_reference(task)
+    elif name == "tests":
         parse_tests(task)
+    elif name == "arguments":
+        make_call_task(task)
     elif name != "exact" and (name != "math" or parse_number(task.answer) is None):
         # For `math`, a plain number is a formula and needs no process.
         return _get_judge_processes().check(name, task)
@@ -252,8 +334,8 @@ def grade_answer(task: Task, answer: str | None, trajectory: Trajectory | None =
 def _grade_with_judge(name: str, task: Task, answer: str | None, trajectory: Trajectory | None) -> float:
     """Return the value of one judge, without its weight."""
     judge = find_judge(name)
-    if name == _TESTS and answer is not None:
-        return _grade_by_tests(task, answer, trajectory)
+    if name in _BLOCKING_CONSOLE_JUDGES and answer is not None:
+        return _BLOCKING_CONSOLE_JUDGES[name](task, answer, trajectory)
     if _takes_rollout(name):
         if trajectory is None:
             raise ConfigError("judge", name, "it needs the rollout, which is missing; pass one")
@@ -266,7 +348,7 @@ async def grade_async(
 ) -> float:
     """Grade like `grade_answer` without blocking the event loop.
 
-    Judge `tests` uses a fresh console of `sandbox` if given.
+    Judges `tests` and `arguments` use a fresh console of `sandbox` if given.
     """
     return math.fsum(
         [
@@ -291,8 +373,9 @@ async def _grade_with_judge_async(
     """Return the value of one judge without blocking the event loop."""
     if name in _IN_PROCESS:
         return _grade_with_judge(name, task, answer, trajectory)
-    if name == _TESTS and sandbox is not None and answer is not None:
-        return 0.0 if len(answer) > _MAX_PROGRAM_CHARS else await run_tests_in(sandbox, task, answer, trajectory)
+    if name in _CONSOLE_JUDGES and sandbox is not None and answer is not None:
+        judge = _CONSOLE_JUDGES[name]
+        return 0.0 if len(answer) > _MAX_PROGRAM_CHARS else await judge(sandbox, task, answer, trajectory)
     if name in JUDGES and answer is None:
         return 0.0
     return await asyncio.to_thread(_grade_with_judge, name, task, answer, trajectory)

@@ -7,6 +7,7 @@ judge goes to standard error. A process ends when its parent closes the socket, 
 its CPU time is used up.
 """
 
+import ast
 import importlib
 import inspect
 import json
@@ -128,8 +129,29 @@ def _compile_pattern(task: Task) -> re.Pattern[str]:
         raise ConfigError(task.answer_label, task.answer[:80], f"give a regular expression: {error}") from error
 
 
-SHIPPED: Mapping[str, JudgeFn] = {"math": grade_symbolic, "regex": grade_pattern}
-_CHECKS: Mapping[str, Callable[[Task], object]] = {"math": _read_formula, "regex": _compile_pattern}
+def grade_literal(task: Task, answer: str) -> float:
+    """Return 1.0 if both are Python literals of equal value, such as `{'a': [1, 2]}`. Nothing is executed."""
+    reference = _read_literal(task)
+    try:
+        return float(ast.literal_eval(answer.strip()) == reference)
+    except (SyntaxError, ValueError, TypeError, RecursionError):
+        return 0.0
+
+
+def _read_literal(task: Task) -> object:
+    try:
+        value: object = ast.literal_eval(task.answer.strip())
+    except (SyntaxError, ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(task.answer_label, task.answer[:80], f"give a Python literal: {error}") from error
+    return value
+
+
+SHIPPED: Mapping[str, JudgeFn] = {"math": grade_symbolic, "regex": grade_pattern, "literal": grade_literal}
+_CHECKS: Mapping[str, Callable[[Task], object]] = {
+    "math": _read_formula,
+    "regex": _compile_pattern,
+    "literal": _read_literal,
+}
 
 
 @lru_cache(maxsize=64)

@@ -156,9 +156,10 @@ class _FormulaText:
     def readings(
         self, real: bool, multiply: bool = True, other_unit: str = ""
     ) -> Sequence[tuple[str, Sequence[sympy.Basic]]]:
-        """Return units and values. With `multiply`, a short word by itself is a product of letters.
+        """Return pairs of a unit and values, one pair per way to read the text.
 
-        `other_unit` is the unit of the text that this one is compared with.
+        If `multiply` is True, a short word by itself is read as a product of letters. `other_unit` is the unit of the
+        text to compare with.
         """
         measured = split_unit(self.without_wrapping, other_unit)
         readings = [(measured.unit, _read_values(measured.value, real, multiply))]
@@ -206,7 +207,7 @@ def _have_equal_brackets(reference: _FormulaText, answer: _FormulaText, real: bo
 
 
 def _find_outer_bracket(text: str) -> str:
-    """Return the opening bracket of several values between one pair of brackets, or ""."""
+    """Return the opening bracket if one pair of brackets encloses the whole text and several values, else ""."""
     text = re.sub(r"\\([{}])", r"\1", re.sub(r"\\(?:left|right)\s*(?![A-Za-z])", "", text))
     text = text[match.end() :] if (match := _MEMBERSHIP.match(text)) else text
     several = re.search(r"[,;:]", text) and text[0] in "([{" and _find_closing_bracket(text, 0) == len(text) - 1
@@ -274,7 +275,9 @@ class NotPython(Exception):
 
 
 class TooLarge(Exception):
-    """A text is Python, but its value is too large to compute."""
+    """A formula can be parsed, but its value is too large to compute. The judge then treats it as nan, which equals
+    nothing.
+    """
 
 
 def read_python(text: str, real: bool) -> sympy.Basic:
@@ -335,12 +338,12 @@ def _count_bits(value: sympy.Basic) -> float:
         last = abs(value.args[-1].evalf()) if sizes[-1] <= _MAX_BITS.bit_length() else sympy.oo
         if isinstance(value, sympy.factorial):
             if not last <= _MAX_FACTORIAL:
-                raise TooLarge
+                raise TooLarge(f"a factorial above {_MAX_FACTORIAL}!")
             return float(last * _MAX_FACTORIAL.bit_length())
         if value.base.is_number and value.base not in (0, 1, -1):
             size = max(sizes[0], 2) * last
             if not size <= _MAX_BITS:
-                raise TooLarge
+                raise TooLarge(f"a power of more than {_MAX_BITS} bits")
             return float(size)
     return float(sum(sizes) if value.is_Mul else max(sizes, default=2) + bool(value.is_Add))
 
@@ -353,9 +356,9 @@ def _compute_power(base: sympy.Basic, exponent: sympy.Basic) -> sympy.Basic:
     if base.is_Rational and exponent.is_Rational:
         bits = max(abs(base.p).bit_length(), base.q.bit_length(), 2)
         if abs(base) != 1 and base != 0 and bits * abs(exponent) > _MAX_BITS:
-            raise TooLarge
+            raise TooLarge(f"a power of more than {_MAX_BITS} bits")
     if base.is_Float and exponent.is_number and abs(exponent) > _MAX_BITS:
-        raise TooLarge
+        raise TooLarge(f"an exponent above {_MAX_BITS}")
     return base**exponent
 
 
@@ -364,7 +367,7 @@ def _limit_function(function: SympyFunction) -> SympyFunction:
 
     def call_limited(*arguments: sympy.Basic) -> object:
         if any(a.is_number and not abs(a) <= _MAX_FACTORIAL for a in arguments):
-            raise TooLarge
+            raise TooLarge(f"an argument above {_MAX_FACTORIAL}")
         return function(*arguments)
 
     return call_limited
@@ -605,7 +608,7 @@ class _FormulaReader:
 def _parse_decimal(source: str) -> sympy.Basic:
     match = _DECIMAL.fullmatch(source)
     if match is None or abs(int(match[1] or 0)) > _MAX_DECIMAL_EXPONENT:
-        raise TooLarge
+        raise TooLarge(f"a decimal exponent above {_MAX_DECIMAL_EXPONENT}")
     # Keep all digits of the source.
     return sympy.Float(source, max(17, len(source)))
 
@@ -800,7 +803,10 @@ def _has_named_values(value: sympy.Basic) -> bool:
 
 
 def _are_equal_in_order(reference: FiniteSet, answer: sympy.Basic) -> bool:
-    """Return True if the values, or the equations in any order, are those of the wanted equations."""
+    """Return True if `answer` gives the same values as the equations in `reference`.
+
+    Equations may be in any order. Values without names must be in the order of the reference.
+    """
     if isinstance(answer, sympy.Interval):
         parts = [answer.start, answer.end] if answer.is_open else []
     else:
@@ -860,7 +866,7 @@ def _iterate_equations(value: sympy.Basic) -> Iterable[sympy.Eq]:
 
 
 def _is_true_equation(equation: sympy.Eq) -> bool:
-    """Return True unless an equation has unequal numbers as its sides: `41 = 42` is no spelling of 42."""
+    """Return True unless both sides of an equation are unequal numbers. So the answer `41 = 42` is not 42."""
     left, right = equation.lhs, equation.rhs
     if left.free_symbols or right.free_symbols:
         return True

@@ -1,4 +1,4 @@
-"""Rewriting of numbers in spellings that the readers of Python and LaTeX do not know, as LaTeX that they know."""
+"""Conversion of number notations that the Python and LaTeX parsers do not accept into LaTeX that they accept."""
 
 import re
 from fractions import Fraction
@@ -56,7 +56,7 @@ def rewrite_numbers(text: str) -> str:
 
 
 def _expand_repeating(match: re.Match[str]) -> str:
-    """Return a repeating decimal as a fraction: digits once, then digits again and again."""
+    """Return a repeating decimal as an exact fraction. Its last digits, under a bar, repeat forever."""
     whole, fixed, repeating = match[1] or "0", match[2], match[3] or match[4]
     scale = 10 ** len(fixed)
     value = Fraction(int(whole + fixed), scale) + Fraction(int(repeating), scale * (10 ** len(repeating) - 1))
@@ -64,7 +64,10 @@ def _expand_repeating(match: re.Match[str]) -> str:
 
 
 def mark_bases(text: str) -> str:
-    """Make names of numbers with a base other than 10, such as `204_5`, and remove separators such as `1_000`."""
+    """Replace numbers with a base, such as `204_5`, by symbol names, and remove separators, as in `1_000`.
+
+    A number with base 10 only loses its base.
+    """
     text = _UNDERSCORES.sub(lambda match: match[0].replace("_", ""), text)
     return _BASED.sub(_read_base, text)
 

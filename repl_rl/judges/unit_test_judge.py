@@ -1,4 +1,6 @@
-"""Judge `tests`: the answer is a program, and the task's reference answer is its tests.
+"""Judges that run Python in a console: `tests`, whose answer is a program, and `arguments`, whose answer is a call.
+
+For `tests`, the task's reference answer is the tests.
 
 The program runs in a separate console, never on the host. It is not the main program there: `__name__` is `submission`.
 A rollout may submit a function in place of a program. Then the lines that the rollout typed are the program, and are
@@ -14,9 +16,9 @@ import ast
 import asyncio
 import doctest
 import re
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterator, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import dropwhile
 
@@ -40,9 +42,13 @@ _RAISED = (LineStatus.EXCEPTION, LineStatus.SYNTAX_ERROR)
 _DEFINITION = re.compile(r"<(?:function|class) [^\n]*>\Z")
 """Text that `str()` returns for a function or a class; it is not Python."""
 _IGNORE_ANSWERS = "submit_final_answer = lambda *given: None"
-"""Replacement that keeps lines that are typed again from ending the console that tests them."""
+"""Line that disables `submit_final_answer`, so that lines that are typed again cannot end the console of the tests."""
 _NO_MAIN = "__import__('sys').modules['submission'] = __import__('sys').modules[__name__]; __name__ = 'submission'"
-"""Makes `if __name__ == '__main__':` false, as in a suite that imports the program. Its classes can be pickled."""
+"""Line that sets `__name__` to `submission`, as if tests imported the program. Its classes can be pickled."""
+_RETURNED = "_returned_value"
+"""Name of the value that the function of judge `arguments` returns."""
+ConsoleJudge = Callable[[Sandbox, Task, str, Trajectory | None], Awaitable[float]]
+"""Judge of a submitted answer that opens consoles of a sandbox. It may read the rollout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +187,7 @@ def _get_source(text: str, statement: ast.stmt) -> str:
 
 
 def _close_block(source: str) -> str:
-    """Drop blank lines outside of texts, since a blank line closes a block in a console."""
+    """Remove blank lines outside of string literals, since a blank line closes a block in a console."""
     string_lines: set[int] = set()
     for statement in _parse_statements(source):
         for node in ast.walk(statement):
@@ -192,7 +198,10 @@ def _close_block(source: str) -> str:
 
 
 def _make_silent_test(source: str, isclose: Set[str]) -> ProgramTest:
-    """Return a test that must print nothing. An assertion is split in two if possible."""
+    """Return a test that must print nothing.
+
+    For an assertion, if possible, the console prints a value instead, and the host compares that value.
+    """
     assertion = None
     if source.lstrip().startswith("assert"):
         body = list(_parse_statements(source))
@@ -221,14 +230,15 @@ class CandidateProgram:
 
     lines: tuple[str, ...]
     was_typed_in_rollout: bool = False
-    """True for a rollout's own lines, whose errors are ignored. Otherwise, an error is an error of the program."""
+    """True for lines that a rollout typed; errors in them are ignored. False: the first error ends the program."""
 
 
 def find_programs(task: Task, answer: str, rollout: Trajectory | None) -> tuple[CandidateProgram, ...]:
-    """Return the programs that `answer` may mean. A later one is used only if the one before it cannot be read.
+    """Return the candidate programs for `answer`. Each is tried only if the one before it does not run to its end.
 
-    A text is a program. If the task's row has `prompt` and `entry_point`, as in HumanEval, the text may also continue
-    that prompt. A function or class that a rollout submitted means the lines that it typed into its console.
+    Usually, `answer` is the text of a program. If the task's row has `prompt` and `entry_point`, as in HumanEval, the
+    prompt with `answer` after it is a second candidate. If a rollout submitted a function or class, the only candidate
+    is the lines that the rollout typed into its console.
     """
     if _DEFINITION.match(answer) and rollout is not None:
         typed_lines = tuple(physical for run in rollout.executions for physical in run.ran)
@@ -254,6 +264,53 @@ async def run_tests_in(sandbox: Sandbox, task: Task, answer: str, rollout: Traje
         if verdict is not TestOutcome.NOT_RUN:
             break
     return float(verdict is TestOutcome.PASSED)
+
+
+async def run_call_in(sandbox: Sandbox, task: Task, answer: str, rollout: Trajectory | None = None) -> float:
+    """Return 1.0 if the function `f` of the row's field `code` returns the reference answer for these arguments.
+
+    The answer is the arguments as in a call, such as `[1, 2], key=3`, or the whole call. All are Python literals, so
+    that the answer cannot run code. Any other answer is worth 0.0.
+
+    Raises:
+        ConfigError: the row has no field `code`, or the reference is not Python.
+        SandboxFault: our console failed twice.
+    """
+    call_task = make_call_task(task)
+    arguments = parse_call_arguments(answer)
+    if arguments is None:
+        return 0.0
+    return await run_tests_in(sandbox, call_task, f"{task.fields['code']}\n{_RETURNED} = f({arguments})")
+
+
+def make_call_task(task: Task) -> Task:
+    """Return the task whose test compares the returned value with the reference answer of `task`.
+
+    Raises:
+        ConfigError: the row has no field `code`, or the reference is not Python.
+    """
+    code = task.fields.get("code")
+    if not isinstance(code, str):
+        raise ConfigError(f"field code of task {task.id}", code, "judge arguments needs the function f there")
+    call_task = replace(task, answer=f"assert {_RETURNED} == ({task.answer})")
+    parse_tests(call_task)
+    return call_task
+
+
+def parse_call_arguments(answer: str) -> str | None:
+    """Return the arguments of a call, which are Python literals, or None for any other text."""
+    text = answer.strip()
+    text = text if text.startswith("f(") else f"f({text})"
+    try:
+        call = ast.parse(text, mode="eval").body
+        if not isinstance(call, ast.Call) or ast.unparse(call.func) != "f":
+            return None
+        for value in (*call.args, *(keyword.value for keyword in call.keywords)):
+            ast.literal_eval(value)
+        is_plain = all(keyword.arg is not None for keyword in call.keywords)
+        return ast.unparse(call)[2:-1] if is_plain else None
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        return None
 
 
 async def _run_candidate(
@@ -293,7 +350,12 @@ async def _run_candidate_in(
 
 
 def run_tests(task: Task, answer: str, rollout: Trajectory | None = None) -> float:
-    """Call `run_tests_in` with a `local` sandbox that is opened for it. Blocks; it also works inside an event loop.
+    """Call `run_tests_in` as `run_in_local_console` does."""
+    return run_in_local_console(run_tests_in, task, answer, rollout)
+
+
+def run_in_local_console(judge: ConsoleJudge, task: Task, answer: str, rollout: Trajectory | None = None) -> float:
+    """Call a console judge with a `local` sandbox that is opened for it. Blocks; it also works inside an event loop.
 
     Raises:
         SandboxUnavailable: this machine offers no isolation. No weaker sandbox is used instead.
@@ -301,7 +363,7 @@ def run_tests(task: Task, answer: str, rollout: Trajectory | None = None) -> flo
 
     async def grade() -> float:
         async with open_sandbox("local", warm=1) as sandbox:
-            return await run_tests_in(sandbox, task, answer, rollout)
+            return await judge(sandbox, task, answer, rollout)
 
     # This thread may be running an event loop already.
     return DaemonThread(lambda: asyncio.run(grade()), "unit tests").future.result()

@@ -17,7 +17,7 @@ from repl_rl.errors import ConfigError, ReplRLError, UserCodeError
 from repl_rl.settings.component_registry import Registry
 from repl_rl.settings.function_tables import read_weight_table
 from repl_rl.tasks.generated_tasks import generate, get_families
-from repl_rl.tasks.public_benchmarks import SUITES, SuiteAdapter, make_gsm8k_task, make_math_task
+from repl_rl.tasks.public_benchmarks import SUITES, DABench, SuiteAdapter, make_gsm8k_task, make_math_task
 from repl_rl.tasks.read_rows import (
     FIELD,
     FieldOptions,
@@ -74,8 +74,9 @@ def load_tasks(
             - `gsm8k:` and then PATH or `dataset:NAME`: a worked `answer` that ends in `#### 18`, judge `numeric`;
             - `math:` and then PATH or `dataset:NAME`: `problem`, and `answer` or a `solution` with a `\\boxed{}`,
               judge `math`;
-            - `math500:`, `aime:`, `humaneval:`, `mbpp:` and then PATH or `dataset:NAME`: see
-              `repl_rl.tasks.public_benchmarks`;
+            - `math500:`, `aime:`, `humaneval:`, `mbpp:`, `cruxeval:`, `cruxeval-input:` and then PATH or
+              `dataset:NAME`: see `repl_rl.tasks.public_benchmarks`;
+            - `dabench:FOLDER`: questions about tables, judge `named_values`;
             - `KIND:PLACE`: a source of an installed package, see `repl_rl.TaskSource`.
 
             A file or data set may end in options such as `?question=problem&judge=math`. They name the fields that hold
@@ -202,7 +203,7 @@ def _iterate_distinct(tasks: Iterable[tuple[TaskRow, Task]]) -> Iterator[Task]:
             earlier = seen[task.id]
             # Within one file, the line number is enough.
             where = f"line {earlier.number}" if row.location.endswith(f":{row.number}") else earlier.location
-            raise ConfigError(f"{row.location}: id", task.id, f"{where} has it; give each task its own")
+            raise ConfigError(f"{row.location}: id", task.id, f"{where} has the same id; give each task a unique id")
         seen[task.id] = row
         yield task
 
@@ -311,6 +312,7 @@ TASK_SOURCES: Registry[TaskSource] = Registry(
         _Builtin.kind: _Builtin,
         _Datasets.kind: _Datasets,
         **{name: _make_suite_source(name, title, adapter) for name, title, adapter in SUITES},
+        DABench.kind: DABench,
     },
     ["repl_rl.task_sources"],
 )

@@ -1,4 +1,6 @@
-"""Public benchmark suites as tasks: GSM8K, MATH, MATH-500, AIME, HumanEval and MBPP, each with its judge.
+"""Public benchmark suites as tasks, each with its judge.
+
+They are GSM8K, MATH, MATH-500, AIME, HumanEval, MBPP, CRUXEval and DABench.
 
 Each published form of a suite is supported: full and sanitized MBPP, and AIME with or without capital field names. The
 judge `tests` grades HumanEval and MBPP. Their answer is a program, or a function of the console.
@@ -6,13 +8,17 @@ judge `tests` grades HumanEval and MBPP. Their answer is a program, or a functio
 
 import ast
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import ClassVar
 
 from repl_rl.errors import ConfigError
 from repl_rl.tasks.find_trivial_tests import can_fail, find_check_mistake, find_mistake
 from repl_rl.tasks.parse_assertions import find_isclose_names, qualify_isclose, split_assertion
-from repl_rl.tasks.read_rows import FieldOptions, TaskRow, get_field, get_field_name
+from repl_rl.tasks.read_rows import FieldOptions, TaskRow, get_field, get_field_name, read_from_folder, read_rows
 from repl_rl.tasks.task import Task, fingerprint_question
+from repl_rl.tasks.task_source import TaskRequest, TaskSource
+from repl_rl.tasks.task_workspace import Workspace
 from repl_rl.tasks.validate_text import NotPython, parse_python, print_python, validate_utf8
 
 _SHOWN_CHARS = 80
@@ -207,9 +213,9 @@ def _read_texts(row: TaskRow, field: str) -> Sequence[str]:
 
 
 def _build_helper_code(prompt: str) -> str:
-    """Return code that takes definitions from the prompt, such as helpers that its tests call.
+    """Return code that defines what the prompt defines, such as helpers that the tests call.
 
-    They are used only if the program lacks them. A prompt may be cut off after `def f(x):`.
+    Definitions of the program take precedence. A prompt that ends after `def f(x):` is completed with `pass`.
     """
     last_line = prompt.rstrip().rpartition("\n")[2]
     indent = last_line[: len(last_line) - len(last_line.lstrip())] + " "
@@ -322,6 +328,110 @@ def _is_noop(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Pass) or isinstance(value, ast.Constant)
 
 
+def make_cruxeval_output_task(row: TaskRow, options: FieldOptions) -> Task:
+    """Return a task of CRUXEval that asks for the value that a function returns. The judge is `literal`."""
+    code, call = row.get_text("code"), f"f({row.get_text('input', '')})"
+    return Task(
+        id=f"cruxeval-output-{row.get_text('id', str(row.number - 1)).removeprefix('sample_')}",
+        question=f"{code}\n\nWhat does {call} return? Submit the value as a Python literal.",
+        answer=row.get_text("output"),
+        judge=options.get("judge", "literal"),
+        family="output",
+        where=row.describe_field("output"),
+    )
+
+
+def make_cruxeval_input_task(row: TaskRow, options: FieldOptions) -> Task:
+    """Return a task of CRUXEval that asks for arguments with which a function returns a value.
+
+    The judge is `arguments`: any arguments that give the value are right.
+    """
+    code, output = row.get_text("code"), row.get_text("output")
+    return Task(
+        id=f"cruxeval-input-{row.get_text('id', str(row.number - 1)).removeprefix('sample_')}",
+        question=f"{code}\n\nWith which arguments does f return {output}? "
+        "Submit a text of Python literals as in a call, such as submit_final_answer(\"[1, 2], 'a'\").",
+        answer=output,
+        judge=options.get("judge", "arguments"),
+        family="input",
+        where=row.describe_field("output"),
+    )
+
+
+class DABench(TaskSource):
+    """Questions about tables, which the console reads from a file. The judge is `named_values`.
+
+    The place is a folder with `questions.jsonl`, `labels.jsonl` and `tables/`, or the names that the authors gave them.
+    """
+
+    kind: ClassVar[str] = "dabench"
+    about: ClassVar[str] = "folder of DABench, questions about tables"
+
+    def load(self, place: str, request: TaskRequest) -> Iterable[Task]:
+        """See `TaskSource.load`."""
+        folder = Path(place)
+        questions, labels = (_find_first(folder, names) for names in (_DABENCH_QUESTIONS, _DABENCH_LABELS))
+        tables = _find_first(folder, _DABENCH_TABLES)
+        answers = {row.get_text("id"): _read_dabench_answer(row) for row in read_rows(str(labels), {})}
+        # Tasks of one table share its workspace.
+        workspaces: dict[str, Workspace] = {}
+        for row in read_rows(str(questions), {}):
+            name, id = row.get_text("file_name"), row.get_text("id")
+            if id not in answers:
+                raise ConfigError(row.describe_field("id"), id, f"{labels} has no answer; add one")
+            if name not in workspaces:
+                content = read_from_folder(row.describe_field("file_name"), name, tables)
+                told = f"The table is in the file {name!r}. pandas is installed."
+                workspaces[name] = Workspace(files={name: content}, preload=("pandas",), told=told)
+            texts = [
+                row.get_text("question"),
+                row.get_text("constraints", ""),
+                f"Submit one text in this format: {row.get_text('format')}",
+            ]
+            yield Task(
+                id=f"dabench-{id}",
+                question="\n".join(text for text in texts if text),
+                answer=answers[id],
+                judge="named_values",
+                family=row.get_text("level", "dabench"),
+                workspace=workspaces[name],
+                fields={"concepts": row.get_value("concepts"), "file_name": name},
+                where=f"{labels}: id {id}",
+            )
+
+    def runs_code(self, place: str) -> bool:
+        """See `TaskSource.runs_code`. Tables are data."""
+        return False
+
+
+def _find_first(folder: Path, names: Sequence[str]) -> Path:
+    """Return the first of these files or folders that exists.
+
+    Raises:
+        ConfigError: none does.
+    """
+    found = next((folder / name for name in names if (folder / name).exists()), None)
+    if found is None:
+        raise ConfigError("folder of DABench", str(folder), f"it has no {names[0]}; give the folder that has it")
+    return found
+
+
+def _read_dabench_answer(row: TaskRow) -> str:
+    """Return the labels of a row, pairs of name and value, as an answer would state them."""
+    pairs = row.get_value("common_answers")
+    if not isinstance(pairs, list) or not pairs:
+        raise ConfigError(row.describe_field("common_answers"), pairs, "give pairs of a name and a value")
+    parts = []
+    for pair in pairs:
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
+            raise ConfigError(row.describe_field("common_answers"), pair, "give a name and a value, both texts")
+        parts.append(f"@{pair[0]}[{pair[1]}]")
+    return "\n".join(parts)
+
+
+_DABENCH_QUESTIONS = ("questions.jsonl", "da-dev-questions.jsonl")
+_DABENCH_LABELS = ("labels.jsonl", "da-dev-labels.jsonl")
+_DABENCH_TABLES = ("tables", "da-dev-tables")
 SUITES: Sequence[tuple[str, str, SuiteAdapter]] = (
     ("gsm8k", "GSM8K", make_gsm8k_task),
     ("math", "MATH", make_math_task),
@@ -329,5 +439,7 @@ SUITES: Sequence[tuple[str, str, SuiteAdapter]] = (
     ("aime", "AIME", make_aime_task),
     ("humaneval", "HumanEval", make_humaneval_task),
     ("mbpp", "MBPP", make_mbpp_task),
+    ("cruxeval", "CRUXEval, outputs", make_cruxeval_output_task),
+    ("cruxeval-input", "CRUXEval, inputs", make_cruxeval_input_task),
 )
 """Prefix, title and adapter of each suite."""

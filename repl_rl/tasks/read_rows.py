@@ -270,7 +270,7 @@ def read_workspace(row: TaskRow, folder: Path | None, *, columns: bool) -> Works
     Args:
         row: the row.
         folder: folder of the task file, in which each `{"path": ...}` is looked up; None if no such file exists.
-        columns: rows share their columns, so a field that is None may belong to other rows only.
+        columns: True for Parquet and data sets, where each row has the fields of all rows. None then means missing.
 
     Raises:
         ConfigError: the field is not a workspace; the message names the row.
@@ -340,11 +340,16 @@ def _read_file_content(row: TaskRow, path: str, value: object, folder: Path | No
         except ValueError as error:
             raise ConfigError(thing, content[:_SHOWN_CHARS], f"give base64: {error}") from error
     if kind == "path" and isinstance(content, str):
-        return _read_from_folder(thing, content, folder)
+        return read_from_folder(thing, content, folder)
     raise ConfigError(thing, _shorten(value), 'give a text, {"base64": ...}, or {"path": ...} next to the task file')
 
 
-def _read_from_folder(thing: str, name: str, folder: Path | None) -> bytes:
+def read_from_folder(thing: str, name: str, folder: Path | None) -> bytes:
+    """Return the content of a file below the folder of a task file. Messages call it a `thing`.
+
+    Raises:
+        ConfigError: there is no folder, the file is not below it or not regular, or it cannot be read.
+    """
     if folder is None:
         raise ConfigError(thing, name, "a path needs a task file to start from; give base64")
     try:

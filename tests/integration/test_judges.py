@@ -85,6 +85,8 @@ def test_numeric_forgives_the_last_bits_of_a_float_and_no_more() -> None:
     assert grade_answer(task("0.3", "numeric"), repr(0.1 + 0.2)) == 1.0
     assert grade_answer(task("1/3", "numeric"), repr(1 / 3)) == 1.0
     assert grade_answer(task("0.3", "numeric"), "0.3001") == 0.0
+    assert grade_answer(task("1.0", "numeric"), "0.9999999992") == 1.0
+    assert grade_answer(task("1.0", "numeric"), "0.9999999988") == 0.0
     assert grade_answer(task("0", "numeric"), "-0.0") == 1.0
 
 
@@ -121,7 +123,8 @@ def test_no_text_makes_a_judge_raise(answer: str) -> None:
 
 
 def test_an_unknown_judge_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="judge is 'vibes'; choose among exact, numeric, math, regex, tests, or give"):
+    known = "exact, numeric, math, regex, literal, named_values, tests, arguments"
+    with pytest.raises(ConfigError, match=f"judge is 'vibes'; choose among {known}, or give"):
         find_judge("vibes")
     for name in ("nowhere_at_all:f", "math:absent"):
         with pytest.raises(ConfigError, match="it cannot be imported"):

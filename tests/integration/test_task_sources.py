@@ -61,8 +61,9 @@ except Exception as error:
     done = run(tmp_path, code)
     assert done.returncode == 0, done.stderr
     names, answers, error = done.stdout.splitlines()
-    assert names.split()[:8] == ["builtin", "dataset", "gsm8k", "math", "math500", "aime", "humaneval", "mbpp"]
-    assert sorted(names.split()[8:]) == ["sums", "verifiers"]
+    suites = ["gsm8k", "math", "math500", "aime", "humaneval", "mbpp", "cruxeval", "cruxeval-input", "dabench"]
+    assert names.split()[:11] == ["builtin", "dataset", *suites]
+    assert sorted(names.split()[11:]) == ["sums", "verifiers"]
     assert len(answers.split()) == 3
     assert error.startswith("prefix of tasks sumz:100 is 'sumz'; choose one of builtin, dataset, ")
     assert "sums" in error
