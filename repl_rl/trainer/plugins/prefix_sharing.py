@@ -32,7 +32,7 @@ from repl_rl.trainer.logprobs import LogprobScorer, ScoringBatch
 from repl_rl.trainer.prefix_tree import NAME, PrefixTree, TokenIds, count_common_prefix, group_rows_into_trees
 
 TIMES = 5.0
-"""Largest allowed ratio of the distance between trees and rows to the distance between rows and rows."""
+"""Tolerance factor: a tree may differ from one row per pass this many times as much as several rows per pass do."""
 FLOORS = {torch.float16: (0.04, 0.01), torch.bfloat16: (0.3, 0.05)}
 FLOOR = (1e-4, 1e-4)
 """Distances that are always allowed, per number format: log probability in nats, and gradient relative to its norm.
@@ -53,6 +53,9 @@ _ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
 """Kinds of layers in which a token depends on earlier tokens by attention alone."""
 _BRANCH_MARGIN = 128
 """Tokens before and after the branch point of rows whose gradients are compared in a step."""
+_MAX_CHECKED_ROWS = 4
+"""Number of rows of a tree whose log probabilities are compared in a step. Scoring each of 24 rows alone once took
+longer than the update itself."""
 _MAX_GRADIENT_ROWS = 3
 """Number of rows whose gradients are compared in a step."""
 
@@ -98,7 +101,8 @@ class PrefixSharingStats:
 
 
 ScoreRowsFn = Callable[[Tensor, int, PrefixSharingStats | None], TokenScores]
-"""Function that scores rows of a step, by their numbers, tokens per pass, and a tally if they share prefixes."""
+"""Function that scores rows of a step: row indices, tokens per pass, and token counts to update. None for the last
+argument scores each row whole, without prefix sharing."""
 
 
 class PrefixSharing:
@@ -171,6 +175,7 @@ class PrefixSharing:
         # If one process checks, all do, because scoring is collective.
         if not max_over_processes(int(length > 2 * self._checked_tokens), layout.ids.device):
             return
+        members = _choose_checked_rows(layout, members)
         rows = torch.tensor(members, dtype=torch.long, device=layout.ids.device)
         # At least two rows per pass: the tolerance is their distance from one row per pass.
         single_scores, several_scores = score(rows, 1, None), score(rows, max(tokens, 2 * length), None)
@@ -362,6 +367,18 @@ def _find_longest_tree(layout: BatchLayout, rows: Tensor, tokens: int) -> tuple[
     """Return the length of the longest row in any tree, and the rows of that tree; without trees, 0 and no rows."""
     trees, _ = split_into_trees(layout, rows, tokens, PrefixSharingStats())
     return max(((max(map(len, tree.row_positions)), members) for tree, members in trees), default=(0, []))
+
+
+def _choose_checked_rows(layout: BatchLayout, members: Sequence[int]) -> list[int]:
+    """Return at most `_MAX_CHECKED_ROWS` rows of a tree in its order: the longest, and others at equal distances."""
+    if len(members) <= _MAX_CHECKED_ROWS:
+        return [*members]
+    longest = max(range(len(members)), key=lambda place: int(layout.row_lengths[members[place]]))
+    # Neighbours in a tree share the longest prefixes, and distant rows branch early.
+    others = [place for place in range(len(members)) if place != longest]
+    step = (len(others) - 1) / (_MAX_CHECKED_ROWS - 2)
+    chosen = {longest, *(others[round(step * n)] for n in range(_MAX_CHECKED_ROWS - 1))}
+    return [members[place] for place in sorted(chosen)]
 
 
 def _cut_around_branches(layout: BatchLayout, rows: Tensor) -> tuple[list[list[int]], list[Tensor]]:
