@@ -118,8 +118,8 @@ def __getattr__(name: str) -> object:
     if name in _HOMES:
         return getattr(import_module(f"repl_rl.{_HOMES[name]}"), name)
     # Only a program with an old name, or a wrong one, needs these.
-    from repl_rl.deprecated_names import OLD_EXPORTS
     from repl_rl.deprecations import module_getattr
+    from repl_rl.deprecations.old_names import OLD_EXPORTS
 
     return module_getattr(__name__, OLD_EXPORTS)(name)
 

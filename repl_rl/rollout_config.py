@@ -46,10 +46,10 @@ from repl_rl.sandbox import SANDBOXES, Limits, Sandbox, SandboxConfig, open_sand
 from repl_rl.settings.argument_parser import UNRECORDED, load_toml, read_table
 from repl_rl.settings.component_options import HasOptions
 from repl_rl.settings.component_registry import validate_no_code
-from repl_rl.settings.function_tables import OptionTable, WeightTable, read_option_table, read_weight_table
+from repl_rl.settings.function_tables import OptionTable, WeightTable, read_option_table, read_weight_table, split_names
 from repl_rl.settings.help_pages import COMMON, HelpSuffix
+from repl_rl.settings.migrate_run_settings import ADDED, modern
 from repl_rl.settings.model_defaults import CONTEXT, PROMPT
-from repl_rl.settings.old_run_settings import ADDED, modern
 from repl_rl.settings.toml_values import Scalar
 from repl_rl.settings.value_bounds import AtLeast, check_fields
 from repl_rl.tasks import TASK_SOURCES, Split, Task, load_tasks, set_judges, validate_recorded_source
@@ -96,8 +96,8 @@ class RolloutConfig:
     """Inference engine that samples."""
     sandbox: Annotated[SandboxConfig | str, SANDBOXES, COMMON] = "local"
     """Sandbox in which lines run."""
-    preload: str = ""
-    """Modules that every console has already imported, at no cost per console: names with commas between."""
+    preload: tuple[str, ...] = ()
+    """Modules that every console has already imported, at no cost per console."""
     sampler: Annotated[
         str, HasOptions(get_sampler_options), HelpSuffix(lambda: f"Registered: {SAMPLERS.describe()}."), COMMON
     ] = "repl"
@@ -118,7 +118,7 @@ class RolloutConfig:
     add_bos_token: bool = True
     """Begin plain prompts with the BOS token if the model's own tokenizer writes one.
 
-    Runs of versions without it are played as recorded.
+    A stored run of a version without this setting is played without the BOS token.
     """
     prompt_space: PromptSpace = "auto"
     """Writer of the space after a prompt (>>> and ...): the console (observed) or the policy (sampled).
@@ -177,6 +177,7 @@ class RolloutConfig:
         for name in ("judges", "group_judges"):
             object.__setattr__(self, name, read_weight_table(name, getattr(self, name)))
         object.__setattr__(self, "host_functions", read_option_table("host_functions", self.host_functions))
+        object.__setattr__(self, "preload", split_names(self.preload))
         # A name becomes that kind with its default options, for the same reason.
         object.__setattr__(self, "engine", ENGINES.resolve(self.engine))
         object.__setattr__(self, "sandbox", SANDBOXES.resolve(self.sandbox))
@@ -324,9 +325,8 @@ class RolloutConfig:
         Raises:
             SandboxUnavailable: this machine does not support its isolation. No weaker one is used instead.
         """
-        preload = [name.strip() for name in self.preload.split(",") if name.strip()]
         ready = self.concurrency if warm is None else warm
-        return open_sandbox(self.sandbox, limits=self.limits, preload=preload, warm=ready)
+        return open_sandbox(self.sandbox, limits=self.limits, preload=self.preload, warm=ready)
 
     def try_workspaces(self, tasks: Iterable[Task]) -> None:
         """Make the first distinct workspaces of `tasks`, so that a bad one fails before an engine opens.
@@ -564,7 +564,7 @@ def _read_recorded_config(
 
 
 def _refuse_unrecorded(rollout_config: RolloutConfig, own: Mapping[str, object], where: str) -> None:
-    """Check the config that was read as `validate_recorded_settings` checks its table, so that no other way in exists.
+    """Apply the checks of `validate_recorded_settings` to the parsed config too, so that nothing bypasses them.
 
     Raises:
         ConfigError: a setting names code, or the prompt is not the one that `own` records.

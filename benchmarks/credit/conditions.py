@@ -50,9 +50,9 @@ class Condition:
     estimator: str = "outcome"
     rewards: RewardTable = field(default_factory=lambda: NO_SHAPING)
     way: Way = "lines"
-    line_rewards: Mapping[str, float] = field(default_factory=dict)
+    line_rewards: Mapping[str, float] = field(default_factory=dict, hash=False)
     """As `TrainerConfig.line_rewards`."""
-    potentials: Mapping[str, float] = field(default_factory=dict)
+    potentials: Mapping[str, float] = field(default_factory=dict, hash=False)
     """As `TrainerConfig.potentials`."""
     ahead: int = 0
     importance: str = "token_truncate"

@@ -15,7 +15,7 @@ from benchmarks.models.pretrained import FOLDER, minutes, percent, share
 from benchmarks.models.training import changed
 from repl_rl.cli.train import TrainConfig
 from repl_rl.settings.argument_parser import load_toml, read_table
-from repl_rl.settings.old_run_settings import modern, rename_recorded
+from repl_rl.settings.migrate_run_settings import modern, rename_recorded
 
 PAGE = Block(RESULTS / "pretrained.md", "models/lora")
 SUMMARY = Block(ROOT / "docs" / "pretrained.md", "models/lora")

@@ -19,7 +19,7 @@ from repl_rl.evaluation import wilson
 from repl_rl.runs.store import read_trajectories
 from repl_rl.settings.argument_parser import load_toml
 from repl_rl.settings.argument_parser import read_table as read_settings
-from repl_rl.settings.old_run_settings import modern, rename_recorded
+from repl_rl.settings.migrate_run_settings import modern, rename_recorded
 from repl_rl.trajectory.trajectory import Trajectory
 
 RUN = Block(RESULTS / "pretrained.md", "models/pretrained")

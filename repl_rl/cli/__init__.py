@@ -174,10 +174,10 @@ def _refuse_removed_folder() -> None:
 
 
 def _limit_torch_threads() -> None:
-    """Set PyTorch's threads to the cores minus one, for engine and consoles, unless OMP_NUM_THREADS is set.
+    """Limit PyTorch to all cores but one, unless OMP_NUM_THREADS is set. One core stays free for other processes.
 
-    OpenMP's threads spin at barriers. With as many threads as cores, an update waits for a thread that a console has
-    displaced (measured: 14 to 28 s instead of 1 s). PyTorch reads the variables at import, hence they are set here.
+    OpenMP's threads spin at barriers. With one thread per core, an update waits for a thread that a console has
+    preempted (measured: 14 to 28 s instead of 1 s). PyTorch reads the variables at import, so they are set here.
     """
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, count_cores() - 1)))
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -1,7 +1,7 @@
-"""Defaults that depend on the model: the settings classes have those of the bundled policy, other models have others.
+"""Defaults that depend on the model. The settings classes hold the defaults of the bundled policy.
 
-The order of precedence, the later wins: defaults of the class; those of a pretrained model, or the recorded values of
-a resumed run; the preset; the file; flags.
+Later sources override earlier ones: defaults of the class; defaults of a pretrained model, or the recorded values of a
+resumed run; the preset; the settings file; flags.
 """
 
 import json
@@ -16,13 +16,13 @@ from repl_rl.engine.config import read_max_context
 from repl_rl.rollout.token_renderer import Renderer
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.settings.argument_parser import ParsedSettings, flatten, load_toml
+from repl_rl.settings.migrate_run_settings import rename_recorded
 from repl_rl.settings.model_defaults import (
     ModelDefaultsContext,
     PretrainedDefault,
     format_default,
     get_model_dependent_fields,
 )
-from repl_rl.settings.old_run_settings import rename_recorded
 from repl_rl.utils.hardware import GpuInfo, LocalGpuInfo
 from repl_rl.utils.processes import get_rank
 
@@ -74,8 +74,8 @@ def apply_model_defaults(
         asked: the settings from files and flags.
         recorded: config.toml of the resumed run. None, or a missing file, means a new run.
         update: function from the settings to the properties of their update.
-        gpus: the GPU that this process trains on. None means that of this machine.
-        tell: callback for lines about defaults that differ from those of the settings classes.
+        gpus: properties of the GPU that this process trains on. None detects the GPU of this machine.
+        tell: callback for messages about the applied defaults, and about files that were written for another model.
 
     Raises:
         ConfigError: the model is not available, its tokenizer cannot be read, or the defaults conflict with the
@@ -131,7 +131,7 @@ def apply_defaults(
 
 
 def _read_model_context(folder: Path) -> int | None:
-    """Return the longest sequence in config.json, tokens, or None if it is missing."""
+    """Return the maximum context length that config.json states, tokens. None means that it is unknown."""
     # An unreadable file is no error here, because the engine reports it later.
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

@@ -218,7 +218,7 @@ def refuse_without_effect(asked: ParsedSettings[ChatConfig]) -> None:
 
 
 class ChatScreen:
-    """Printer of the lines of one turn, as a console shows them. Their output cannot control the terminal."""
+    """Printer of one turn's lines and their output, in console format. Control characters are escaped."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

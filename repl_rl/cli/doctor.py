@@ -40,7 +40,8 @@ class DoctorConfig:
     json: Path | None = None
     """File for the results of --gpu. Without it they are only printed."""
     only: tuple[str, ...] = ()
-    """Parts of names that select the checks of --gpu. Rows of other checks in the file stay. Default: all checks."""
+    """Substrings of check names: --gpu runs only checks whose name contains one of them. Default: all checks. Results
+    of other checks in the --json file are kept."""
 
     def __post_init__(self) -> None:
         if self.json is not None and not self.gpu:

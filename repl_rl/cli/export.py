@@ -32,8 +32,8 @@ class ExportConfig:
     source: Positional[Path]
     """Run folder, trajectories folder or one of its files; or a table that this command wrote."""
     out: Path
-    """Path to write. A table becomes one file if the path ends in .parquet, else a folder for datasets.load_from_disk.
-    From a table, the path is a file of trajectories and ends in .jsonl.gz."""
+    """Output path. Trajectories become a table: one file if the path ends in .parquet, else a folder for
+    datasets.load_from_disk. A table becomes a file of trajectories, whose path must end in .jsonl.gz."""
     overwrite: bool = False
     """Replace an older table or file of trajectories. Anything else is refused."""
 

@@ -25,8 +25,8 @@ _REFRESH_S = 1.0
 _FIRST_PRINT_S, _PRINT_S = 10.0, 30.0
 """Time until the first line, and between later lines, without a terminal, seconds."""
 _SURE_SHARE = 0.25
-"""Share of the rollouts that must have ended before their durations predict that of the others. The first ones to end
-are the shortest."""
+"""Share of the rollouts that must have ended before the time left is extrapolated from them. Short rollouts end first,
+so an earlier estimate would be too low."""
 
 
 def describe_opening(rollout_config: RolloutConfig) -> str:
@@ -79,7 +79,7 @@ class LiveStatus:
             self._set(before)
 
     def postpone(self) -> None:
-        """Count the time until the next printed line from now, because the caller has just printed one."""
+        """Restart the wait for the next printed status line. Call this after printing another line."""
         with self._changed:
             self._next_print_s = time.monotonic() + self._print_s
 

@@ -18,7 +18,7 @@ from repl_rl.runs.store.export_formats import escape_control_characters
 SERVING = ("fastapi", "uvicorn", "prometheus_client")
 """Packages of the extra that `repl-rl serve` needs."""
 USUAL = {"engine": "vllm", "sandbox": "local"}
-"""Defaults of commands. A suggested command names the choice of its run only if it differs."""
+"""Default engine and sandbox of the commands. A suggested command gets a flag for a run's choice only if it differs."""
 _SIZES = frozenset({"rollout", "limits", "trainer", "train_tasks", "eval_tasks", "context_tokens", "concurrency"})
 """Settings, and tables of settings, that decide how long a run takes."""
 _MOST_SHOWN = 200
@@ -41,8 +41,8 @@ def suggest_next_steps(run: Path, settings: Mapping[str, object], mine: bool = F
     Args:
         run: the run folder.
         settings: the contents of its config.toml.
-        mine: True if this command trained the run. Then the flags repeat its sandbox and its code, which the user
-            chose. Other runs may come from strangers, so no flag repeats their choices, except docker.
+        mine: True if this command trained the run. The suggested flags then include the run's sandbox, and --trust
+            if its settings name code. Other runs may be untrusted. They get no --trust, and no sandbox but docker.
     """
     folder, sandbox = shlex.quote(str(run)), str(settings.get("sandbox", USUAL["sandbox"]))
     allowed = " --trust" if mine and _is_naming_code(settings) else ""

@@ -75,7 +75,7 @@ _UNREAD: Mapping[Mode, Mapping[str, Sequence[str]]] = {
     "step": {_ONLY_BRANCH_REMEDY: _POLICY_OPTIONS},
     "show": {_ONLY_SHOWN_REMEDY: _CONSOLE_OPTIONS, _ONLY_BRANCH_REMEDY: _POLICY_OPTIONS},
 }
-"""Options that each mode does not read, by the remedy of their refusal."""
+"""Options that each mode rejects because it does not read them, keyed by the remedy in the error message."""
 _UP = Control((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2))
 """Control codes that erase the prompt at which Enter was pressed. The recorded line is printed in its place."""
 
@@ -97,7 +97,7 @@ class ReplayConfig:
     export: Path | None = None
     """Write the trajectory to this file: a notebook if it ends in .ipynb, else text. Without it, it is shown."""
     sandbox: str | None = None
-    """Sandbox for the lines. Default: that of the run, if it isolates and is on this machine."""
+    """Sandbox for the lines. Default: the run's sandbox, which must isolate and be available on this machine."""
     engine: str | None = None
     """Engine that samples branches. Default: that of the run."""
     model: str | None = None
@@ -115,7 +115,7 @@ class ReplayConfig:
 
     @property
     def mode(self) -> Mode:
-        """Mode that the options select. Lines are stepped through only if someone types, or if lines are piped in."""
+        """Mode that the options select. Without another mode, it is step with --to-line or at a terminal, else show."""
         if self.verify:
             return "verify"
         if self.export:

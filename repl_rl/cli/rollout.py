@@ -153,6 +153,6 @@ def _flatten_text(text: str) -> str:
 
 
 def _format_line(line: Line) -> str:
-    """Return a line's text, with a newline if an end token closed code that ran, as a console would show it."""
+    """Return a line's text. A newline is added if an end token ended the line and the console ran it."""
     ran = line.execution is not None and line.execution.ran
     return f"{line.text}\n" if ran and line.end is LineEnd.EOS else line.text

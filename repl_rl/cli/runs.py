@@ -22,7 +22,7 @@ from repl_rl.runs.report import SettingDifferences, is_report_page, make_distinc
 from repl_rl.runs.run_metadata import RUNS, read_settings, validate_run_folder
 from repl_rl.runs.store import escape_control_characters
 from repl_rl.settings.argument_parser import flatten, parse
-from repl_rl.settings.old_run_settings import format_component
+from repl_rl.settings.migrate_run_settings import format_component
 from repl_rl.settings.toml_values import format_toml_value
 from repl_rl.utils.atomic_files import Json, validate_replaceable_file, write_named
 from repl_rl.utils.describe_os_errors import catch_os_errors

@@ -28,7 +28,8 @@ class SamplerCheckConfig:
     model: str | None = None
     """Policy, as in `train`, whose tokenizer and chat template write the prompts. Default: the bundled one."""
     prompt_space: PromptSpace = "auto"
-    """The writer of the space after a prompt, as in `train`: auto, observed, sampled."""
+    """Source of the space after a console prompt, as in `train`: observed (the console writes it), sampled (the policy
+    samples it), or auto (by the vocabulary)."""
     newline_tokens: Overshoot = "forbid"
     """Treatment of tokens with text after a newline: forbid (probability 0 in sampler and trainer alike), carry that
     text into the next line, or refuse a vocabulary that has them."""

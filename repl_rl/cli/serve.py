@@ -33,7 +33,7 @@ _RUN_SETTINGS = (
     "context_tokens",
     "dtype",
 )
-"""Settings that a stored run decides."""
+"""Settings that --run reads from the stored run. They may not be given together with --run."""
 _RUN_TABLES = ("rollout", "limits")
 """Tables that a stored run decides."""
 

@@ -55,7 +55,10 @@ _PLAYING_SETTINGS = (
 
 @dataclass(frozen=True)
 class SftConfig(RolloutConfig):
-    """Fine-tune a policy on stored trajectories and on rollouts that it plays first. The loss is on its own lines."""
+    """Fine-tune a policy on stored trajectories and on rollouts that it samples first.
+
+    The loss covers the policy's lines, not prompts or console output.
+    """
 
     data: Annotated[tuple[Path, ...], COMMON] = ()
     """Folders or files of trajectories: of `repl-rl transcripts`, or of a training run."""

@@ -31,8 +31,8 @@ _RANK_ZERO_WAIT_S = 60.0
 _LINE_START = re.compile("(\r)")
 """Carriage return. It passes unescaped, because progress bars of libraries go back to the start of their line."""
 OnStreamLost = Callable[[OSError], None]
-"""Callback for a stream that accepts no more output. It gets the reason once. The writer gets the exception that it
-raises."""
+"""Callback that is called once, with the error, when a stream accepts no more output. An exception that the callback
+raises reaches the code that writes to the stream."""
 
 
 def guard_streams() -> None:
@@ -47,7 +47,7 @@ def guard_streams() -> None:
 class SafeStream:
     """Text stream that writes control characters as their escapes.
 
-    Rich writes control codes for its styles, so it uses the stream behind this one. `make_terminal` filters its text.
+    Rich needs control codes for its styles, so it writes to the wrapped stream. `make_terminal` escapes Rich's text.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -71,9 +71,9 @@ class SafeStream:
 
 
 def make_terminal(*, quiet: bool = False) -> Console:
-    """Return a console for the terminal that prints text literally: `repl_rl[ray]` is an extra, and no markup.
+    """Return a Rich console that prints text literally: the brackets in `repl_rl[ray]` are not parsed as markup.
 
-    Only a `Text` has a style. Numbers and paths are not coloured. Control characters are escaped.
+    Styles come from `Text` objects only. Numbers and paths are not coloured. Control characters are escaped.
 
     Args:
         quiet: print nothing.
@@ -184,8 +184,8 @@ def _warn_lost_stream(error: OSError) -> None:
 def _raise_lost_stream(error: OSError) -> None:
     if isinstance(error, BrokenPipeError):
         raise error
-    remedy = f"{error.strerror}; let it go where it can be written"
-    raise ConfigError("standard output", "not to be written", remedy) from error
+    remedy = f"{error.strerror}; redirect it to a file or terminal that accepts output"
+    raise ConfigError("standard output", "not writable", remedy) from error
 
 
 def format_duration(seconds: float) -> str:
@@ -210,9 +210,9 @@ def get_error_prefix() -> str:
 
 @contextmanager
 def report_errors_on_rank_zero() -> Iterator[None]:
-    """Let rank 0 report its ConfigError first, in a block that raises one on every rank.
+    """Delay a ConfigError on all ranks but 0, so that rank 0 reports the error first. All ranks raise the same error.
 
-    The launcher stops all processes as soon as one ends. A faster rank would stop rank 0 before its message.
+    The launcher stops all processes as soon as one exits. A faster rank would stop rank 0 before its report.
     """
     try:
         yield

@@ -59,14 +59,16 @@ class TrainConfig(RolloutConfig):
     ray://HOST:PORT (of a running cluster). Its options are given as --workers.KEY VALUE, such as
     --workers.max-workers 2."""
     train_tasks: Annotated[int, AtLeast(1)] = 4096
-    """Tasks to draw from, >= 1."""
+    """Maximum number of training tasks, from which each step draws, >= 1."""
     eval_tasks: Annotated[int, AtLeast(1), PretrainedDefault.on_cpu(32), COMMON] = 240
-    """Held-out tasks of the evaluations, >= 1."""
+    """Maximum number of held-out tasks per evaluation, >= 1."""
     eval_steps: Annotated[int, AtLeast(0), COMMON] = 0
-    """Steps between evaluations during training, >= 0. 0 means only before and after. Each plays every held-out task
-    twice, at temperature 1 and greedily. checkpoints/best is the policy that solved most at temperature 1."""
+    """Steps between evaluations during training, >= 0. 0 evaluates only before and after training. Each
+    evaluation plays every held-out task twice, at temperature 1 and greedily. checkpoints/best is the policy with the
+    highest solve rate at temperature 1."""
     validation: str = ""
-    """Source of held-out tasks, as in `tasks`. Then all of `tasks` is trained on. Empty: `tasks` is split."""
+    """Source of held-out tasks, as in `tasks`. Training then uses all other questions of `tasks`.
+    Empty: `tasks` is split."""
     curriculum: bool = False
     """Choose each step's tasks by the solve rates so far, mostly from families that are solved sometimes."""
     trainer: TrainerConfig = field(default_factory=TrainerConfig)

@@ -57,7 +57,7 @@ TRANSCRIPTS = OutputFolder(
 )
 """Output type of a transcripts folder: its file names, and the test that recognizes one of version 0.2."""
 PLACES: Registry[SandboxConfig] = Registry("sandbox", {**SANDBOXES.entries, InProcess.kind: InProcess})
-"""Sandboxes of this command: all others, and consoles in this process."""
+"""Sandboxes that this command accepts: all registered ones, and inprocess (consoles in this process)."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class TranscriptsConfig:
     from_tasks: Annotated[tuple[str, ...], COMMON] = ()
     """Built-in tasks, such as builtin:quickstart. Only questions of their training part are demonstrated."""
     mix: Annotated[Literal["clean", "warm", "cold"], COMMON] = "clean"
-    """Kinds of demonstrations of built-in tasks. clean: all good. warm: 45 % are guesses, mistakes with what follows,
-    and surprises. cold: 81 % are."""
+    """Mix of demonstrations of built-in tasks. clean: all are correct. warm: 45 % are guesses, mistakes (followed by a
+    recovery or by giving up), or unexpected results. cold: 81 % are of these three kinds."""
     protocol: Annotated[Literal["line", "fenced"], COMMON] = "line"
     """Sampler that built-in tasks demonstrate: line (repl, line by line) or fenced (blocks of code)."""
     count: Annotated[int, AtLeast(1), COMMON] = 1000
@@ -91,7 +91,8 @@ class TranscriptsConfig:
     add_bos_token: bool = True
     """Begin plain prompts with the first token that the model's own tokenizer writes (BOS), if it writes one."""
     prompt_space: PromptSpace = "auto"
-    """The writer of the space after a prompt, as in `train`: auto, observed, sampled."""
+    """Source of the space after a console prompt, as in `train`: observed (the console writes it), sampled (the policy
+    samples it), or auto (by the vocabulary)."""
     date: str = ""
     """Date and time that the model's chat template writes, as in `train`. "" means the start of this command."""
     newline_tokens: Overshoot = "forbid"

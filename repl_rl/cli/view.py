@@ -53,7 +53,7 @@ def _serve_report(config: ViewConfig) -> None:
     try:
         server = ReportServer(config.run, config.port)
     except OSError as error:
-        raise ConfigError("port", config.port, f"it cannot be had: {error.strerror}") from error
+        raise ConfigError("port", config.port, f"it cannot be opened: {error.strerror}; give another") from error
     with server, _open_redirect_page(server.address) as doorway:
         # `webbrowser.open` waits for a text browser, so the server answers in another thread.
         serving = threading.Thread(target=server.serve_forever, daemon=True)

@@ -4,10 +4,11 @@ An estimator maps `GroupRewards` to `advantages_G_L`. It is chosen by name or as
 The parts in order: rewards of a group, normalisation, estimators, loading by name.
 
 Rules for all estimators: a rollout that may not be trained on has no line here and no outcome, so it is in no baseline.
-Outcomes and given rewards of a group of one, or without variance, give zeros. Shaping, the part of a reward that the
-status table gave, is never compared with the shaping of others, and never divided by a deviation. Either would make an
-error cheaper when errors are more frequent. Shaping is added on a fixed scale. Normalised values contain nothing that
-an additional error line could change: only lines with given rewards count.
+Outcomes and given rewards of a group of one, or without variance, give zeros. The reward of a line has two parts.
+Shaping comes from the reward table, by the status of the line. A given reward comes from the sampler, a function of the
+user or a potential. Shaping is never compared with that of other lines, and never divided by a deviation. A comparison
+or a division would make an error cheaper when errors are more frequent. Shaping is added on a fixed scale. Means and
+deviations include no shaping, so an additional error line does not change them.
 """
 
 import inspect
@@ -24,18 +25,18 @@ import torch
 from torch import Tensor
 
 from repl_rl.deprecations import keeps_old_names
+from repl_rl.deprecations.removed_settings import refuse_removed_type
 from repl_rl.errors import ConfigError, UserCodeError
 from repl_rl.settings.component_registry import NameWithOptions, find_or_import, get_options
-from repl_rl.settings.removed_settings import refuse_removed_type
 from repl_rl.settings.value_bounds import Above, AtLeast
 from repl_rl.trajectory.trajectory import LineStatus, Trajectory
 
 EPSILON = 1e-4
 """Added to a standard deviation before dividing by it, reward units. TRL uses the same value."""
 OUTCOME_DEVIATION = 0.5
-"""Divisor of summed shaping that is added to normalised outcomes: the largest deviation of values 0 and 1."""
+"""Divisor of summed shaping before it is added to normalised outcomes: the largest standard deviation of 0/1 values."""
 LINE_DEVIATION = 0.05
-"""Divisor of the shaping of single lines, reward units: the largest deviation of lines worth 0 or -0.1."""
+"""Divisor of the shaping of single lines, reward units: the largest standard deviation of values that are 0 or -0.1."""
 Advantages = tuple[tuple[float, ...], ...]
 """One number per line, shape (G, L) with L of each rollout; dimensionless."""
 
@@ -43,15 +44,16 @@ LineWeight = Annotated[float, AtLeast(0)]
 """Weight of line credit relative to the outcome."""
 
 Discount = Annotated[float, Above(0, at_most=1)]
-"""Worth of a reward that comes one line later."""
+"""Discount factor per line, in (0, 1]."""
 
 GivenRewardMode = Literal["compared", "as_given"]
 """Treatment of a reward that a line was given: compared within the group, or added unchanged.
 
-`compared`: the estimator defines the comparison. If all rewards are <= 0, they raise the advantage of no line. Outcomes
-are compared without them. A baseline below 0 is replaced by the largest of the compared rewards, or 0. A
-plain mean of penalties would pay each line that has a smaller one. `as_given`: the reward is added to the advantage of
-its line. Estimators that sum rewards also add it to the lines before. No mean, no deviation and no weight changes it.
+`compared`: the estimator defines the comparison. Outcomes are compared separately. If all given rewards are <= 0, they
+increase no line's advantage: a baseline below 0 is replaced by the largest compared reward, but at most by 0. With the
+plain mean of penalties as baseline, a line with a smaller penalty would get a positive advantage. `as_given`: the
+reward is added to the advantage of its line. Estimators that sum rewards also add it to earlier lines of the rollout.
+No mean is subtracted, and no deviation or weight scales it.
 """
 
 
@@ -65,7 +67,7 @@ class LineRewards:
     shaping: float = 0.0
     """Part of the reward that the status table gave."""
     state: str | None = None
-    """Name of the console state before the line, equal for equal states. None means unknown."""
+    """Identifier of the console state before the line. Equal identifiers mean equal states. None means unknown."""
     tokens: int = 0
     """Number of tokens that the policy sampled for the line; 0 means unknown."""
 
@@ -189,7 +191,10 @@ class GroupRewards:
         return known_G_L if known_G_L == states_G_L else ()
 
     def compute_shaping_to_go(self) -> list[tuple[float, ...]]:
-        """Return the sum of shaping from each line on, within `bound`. One more error never increases it."""
+        """Return, for each line, the sum of shaping from that line on, clipped to +-`shaping_bound`.
+
+        A further error never increases this sum.
+        """
         return [
             tuple(max(-self.shaping_bound, min(self.shaping_bound, s)) for s in compute_reward_to_go(row, 1.0))
             for row in self.shaping_G_L
@@ -230,7 +235,7 @@ def compute_reward_to_go(rewards_L: Sequence[float], discount: float) -> tuple[f
 
 
 def compute_scores(values: Sequence[float], further: Sequence[float] = ()) -> list[float]:
-    """Normalise values together with further ones, and return their scores in order. Equal values give exact zeros."""
+    """Normalise `values` and `further` together, and return the scores of `values`. Equal values give exact zeros."""
     combined = [*values, *further]
     if len(set(combined)) < 2:
         # Their mean may differ from them in the last bit, and EPSILON would magnify that.
@@ -240,10 +245,11 @@ def compute_scores(values: Sequence[float], further: Sequence[float] = ()) -> li
 
 
 def compute_floored_scores(values: Sequence[float], further: Sequence[float] = ()) -> list[float]:
-    """Return (x - b) / (deviation + EPSILON), b = max(mean, 0), in order. Further values join mean and deviation.
+    """Return (x - b) / (deviation + EPSILON) of each of `values`, with b = max(mean, 0).
 
-    The deviation is the unbiased one around b. If the mean is at least 0, this is `compute_scores`. If it is below 0,
-    `compute_scores` would score the smaller ones of several penalties above 0, and more lines would pay off.
+    `further` values count in mean and deviation only. The deviation is the unbiased one around b. If the mean is at
+    least 0, this is `compute_scores`. If it is below 0, `compute_scores` would give the smallest penalties scores above
+    0, which would reward writing more lines.
     """
     combined = [*values, *further]
     # The mean is at least 0: the floor has no effect.
@@ -289,12 +295,12 @@ def two_stream(
     """Compute A(i, l) = A_outcome(i) + line_weight * (A_given(i, l) + s(i, l) / LINE_DEVIATION).
 
     s(i, l) is the line's own shaping. A_given(i, l) = (g(i, l) - mean g) / (std g + EPSILON) for the reward g(i, l)
-    that the line was given, and 0 if that is 0. Otherwise, a line that earned nothing could be above a mean of
-    penalties. Every harmless line would pay off, and a policy could farm by writing more of them.
+    that the line was given, and 0 if g(i, l) is 0. Without this exception, a line with reward 0 would score above a
+    negative mean. A policy could then gain by writing more such lines.
 
-    For the same reason, mean and deviation are over all rewards that were given in the group, and one 0 per rollout.
-    The number of lines without a reward does not matter. A mean below 0 counts as 0, and the deviation is around it.
-    With given="as_given", a reward is added in place of line_weight * A_given(i, l).
+    For the same reason, mean and deviation are over all nonzero given rewards of the group, and one 0 per rollout.
+    Lines without a given reward do not change them. A mean below 0 is replaced by 0, also in the deviation.
+    With given="as_given", g(i, l) is added in place of line_weight * A_given(i, l).
     """
     compared, as_given = _split_given_rewards(group, given)
     given_G_L = compared.given_G_L
@@ -363,13 +369,13 @@ def return_to_go(group: GroupRewards, *, discount: Discount = 1.0, given: GivenR
     j != i. b(i, l) = max(mean G(j, at the same step), min(0, max G)), with the maximum over i and all j. S(i, l) is the
     bounded sum of shaping from the line on, without a discount.
 
-    A rollout is at step n on lines before which n lines were given a reward above 0. Its return at step n is that of
-    the first of these lines. A rollout that never got so far counts with the return of its last line.
+    A line is at step n if n earlier lines of its rollout have a given reward above 0. A rollout's return at step n is
+    that of its first line at that step. A rollout that never reaches step n counts with its last line.
 
-    A mean below 0 would pay each line whose penalties are smaller than those of others, so the line that lost least is
-    the baseline then. Otherwise the baseline never includes the rollout itself, so the gradient is unbiased. Nothing is
-    divided by a deviation. Source: RLOO (arXiv 2402.14740), with the reward to go of REINFORCE. With given="as_given",
-    rewards are not part of G: their discounted sum from the line on is added.
+    A mean of G below 0 would give each line with smaller penalties than others a positive advantage. The baseline is
+    then the largest G, but at most 0. In all other cases the baseline excludes rollout i, so the gradient is unbiased.
+    Nothing is divided by a deviation. Source: RLOO (arXiv 2402.14740), with the reward to go of REINFORCE. With
+    given="as_given", rewards are not part of G: their discounted sum from the line on is added.
     """
     group, as_given = _split_given_rewards(group, given)
     outcomes_G_L = _compute_outcome_returns(group, discount)
@@ -476,7 +482,7 @@ def _select_returns_at_step(
 
 
 def _subtract_baseline(own: float, others: Sequence[float]) -> float:
-    """Return given rewards minus the others' mean. If that mean is below 0, subtract the largest of all, or 0."""
+    """Return `own` minus the mean of `others`. A mean below 0 is replaced by the largest of all values, at most 0."""
     return own - max(fmean(others), min(0.0, max(own, *others)))
 
 
@@ -492,10 +498,10 @@ _STATELESS = frozenset(ESTIMATORS) - {state_anchor.__name__}
 def penalize_first_error(trajectory: Trajectory) -> list[float]:
     """Return -1 for each line in error that follows a cell without error, or no cell, and 0 for other lines.
 
-    This line reward is an alternative to the table's price of errors, at which only the first error of a streak costs.
-    An error after an error is free. Use this reward unchanged, such as two_stream(given='as_given') with
-    repl_rl.credit.advantage_estimators:penalize_first_error=0.6. It then costs as much as an entry of -0.1 in
-    `two_stream`. A policy that is bound to fail again pays once. It must fix the error before it can pay again.
+    This line reward is an alternative to the error entries of the reward table. Only the first error of a streak costs
+    something. Later errors are free until a cell runs without error. Use the reward unscaled: the estimator
+    `two_stream` with given = "as_given", and `line_rewards` with first_error = 0.6. With weight 0.6, an error costs as
+    much as a table entry of -0.1 in `two_stream`.
     """
     values: list[float] = []
     failed = False
@@ -548,7 +554,7 @@ def call_estimator(function: Estimator, name: str, group: GroupRewards) -> Advan
 
 
 def get_discount(text: str) -> float:
-    """Return an estimator's worth of a reward one line later: its option `discount`, the option's default, or 1.
+    """Return an estimator's discount factor per line: its option `discount`, the option's default, or 1 without one.
 
     Raises:
         ConfigError: no such estimator exists.

@@ -5,7 +5,7 @@ from statistics import correlation, fmean
 
 from repl_rl.credit.advantage_estimators import Advantages, RolloutRewards, compute_reward_to_go
 from repl_rl.credit.rewards import CreditConfig, GroupEntry
-from repl_rl.credit.truncated_rollouts import CUT
+from repl_rl.credit.stop_policy import CUT
 from repl_rl.trajectory.trajectory import Group, Trajectory
 
 
@@ -27,8 +27,9 @@ def compute_credit_metrics(entries: Sequence[GroupEntry], credit: CreditConfig) 
 def compute_shaping_metrics(entries: Sequence[GroupEntry]) -> dict[str, float]:
     """Compare line rewards with outcomes over graded rollouts: is the policy paid for solving, or for shaping?
 
-    `shaping_mean` is the mean sum of line rewards per rollout. `shaping_share` is their part of all absolute reward.
-    `shaping_correlation` is the correlation of that sum with the outcome, or 0 if one of them does not vary.
+    `shaping_mean` is the mean sum of line rewards per rollout. `shaping_share` is the sum of absolute
+    line rewards, divided by that of absolute line rewards and outcomes. `shaping_correlation` is the correlation of a
+    rollout's sum of line rewards with its outcome, or 0 if one of them does not vary.
     """
     graded = [entry.rewards for entry in entries if entry.rewards.outcome is not None]
     # The sum of line rewards of each rollout, and its outcome.
@@ -43,12 +44,12 @@ def compute_shaping_metrics(entries: Sequence[GroupEntry]) -> dict[str, float]:
 
 
 def compute_length_metrics(groups: Sequence[Group[GroupEntry]], advantages: Sequence[Advantages]) -> dict[str, float]:
-    """Measure if long rollouts are paid for their length: sampled tokens, as distances to their group's mean.
+    """Measure if long rollouts are rewarded for their length. The length is the number of sampled tokens.
 
-    `length_outcome_correlation` and `length_advantage_correlation` are their correlations with the outcome and with the
-    mean advantage per token. These are also distances to the group's mean, so that hard tasks with long solutions do
-    not count. A correlation is 0 if one side does not vary. `length_drift` is the mean of those distances weighted by
-    advantage, in tokens. Above 0, the update pushes towards longer rollouts, for any reason.
+    The mean of its group is subtracted from each length, outcome and advantage, so that hard tasks with long solutions
+    do not count. `length_outcome_correlation` correlates lengths with outcomes. `length_advantage_correlation`
+    correlates lengths with mean advantages per token. A correlation is 0 if one variable is constant. `length_drift` is
+    the mean length weighted by advantage, in tokens. Above 0, the update favours longer rollouts, for any reason.
     """
     graded: list[tuple[float, float]] = []
     credited: list[tuple[float, float]] = []

@@ -1,11 +1,11 @@
 """Trajectories with the credit that training gave them, and the extra rows of an update.
 
-`CreditedTrajectory` keeps the credit apart from the record, because the record ends with the rollout.
+`CreditedTrajectory` stores the credit separately from the trajectory, because credit is computed after the rollout.
 
-Extra rows are children, which were sampled for calls of host functions, and alternatives of lines. Each sampled token
-of a child gets the advantage of the line that called it, also in a child within a child. A child therefore has no
-separate baseline, and the group's baseline uses the rollouts alone. An alternative of a line is a row if its sampler
-gave it an advantage. Its prompt is everything before the line.
+Extra rows are of two kinds. Children are trajectories that were sampled for calls of host functions. Alternatives are
+candidates for a line that were sampled, but not chosen. Each sampled token of a child, or of a child of that child,
+gets the advantage of the calling line. Children are therefore in no baseline. An alternative becomes a row if the
+sampler gave it an advantage. The prompt of that row is everything before the line.
 """
 
 import math
@@ -103,7 +103,7 @@ def iterate_trained_children(trajectory: Trajectory, advantages_L: Sequence[floa
 
 
 def iterate_trained_alternatives(trajectory: Trajectory) -> Iterator[UpdateRow]:
-    """Yield the trained alternatives of its lines, as trajectories of one line after the same ids."""
+    """Yield each trained alternative of a line as a one-line trajectory. Its prompt is all ids before that line."""
     ids_before, line_number = list(trajectory.prompt.token_ids), 0
     for segment in trajectory.segments:
         for line in segment.lines if isinstance(segment, Sampled) else ():

@@ -25,7 +25,7 @@ from repl_rl.credit.advantage_estimators import (
 )
 from repl_rl.credit.console_state_ids import compute_line_states
 from repl_rl.credit.credited_trajectory import LineCredit
-from repl_rl.credit.truncated_rollouts import StopPolicy
+from repl_rl.credit.stop_policy import StopPolicy
 from repl_rl.deprecations import keeps_old_names
 from repl_rl.errors import ConfigError, UserCodeError
 from repl_rl.settings.component_registry import find_or_import
@@ -59,8 +59,8 @@ class RewardTable:
     answered: float = 0.0
     """The cell submitted an answer. The outcome decides if it is right."""
     bound: float = 0.5
-    """Largest effect of the entries of this table on the return of a line, > 0. An estimator that sums rewards limits
-    the table's part of a line and those after it to this bound. No entry is larger."""
+    """Bound of summed table entries, > 0. An estimator that sums rewards clips the sum of the entries from a line on
+    to +-bound. The absolute value of each entry is at most the bound."""
 
     def __post_init__(self) -> None:
         for entry in fields(self):
@@ -178,18 +178,19 @@ def call_line_reward(extra: WeightedReward, trajectory: Trajectory) -> tuple[flo
 
 @dataclass(frozen=True, slots=True)
 class Potential:
-    """Potential of the console before each line. Only its differences are paid, so it cannot be farmed.
+    """Potential-based reward shaping: the reward of a line is the difference of a potential phi of the console state.
 
     F(l) = discount * phi(l + 1) - phi(l), and phi = 0 once the rollout is over. The discounted sum over a rollout is
-    -phi(0), independent of the lines in between. It is the same for the whole group, so no policy earns more by it.
-    Sources: Ng, Harada and Russell 1999, and Grzes 2017 for the end at 0. It holds exactly for estimators that sum
-    rewards (`return_to_go`, `state_anchor`). An estimator that normalises line rewards keeps only the direction.
+    -phi(0), independent of the lines in between. This sum is equal for all rollouts of a group, so it favours no
+    policy. Sources: Ng, Harada and Russell 1999, and Grzes 2017 for the end at 0. The property is exact for estimators
+    that sum rewards (`return_to_go`, `state_anchor`). An estimator that normalises line rewards keeps only the
+    direction.
     """
 
     potential_fn: Callable[[Trajectory], Sequence[float]]
     """One number per line: the potential of the state from which the line starts."""
     discount: float = 1.0
-    """Worth of a reward one line later, in (0, 1], which equals that of the estimator."""
+    """Discount factor per line, in (0, 1]. Must equal the discount factor of the estimator."""
 
     def __call__(self, trajectory: Trajectory) -> tuple[float, ...]:
         """Return F of each line, shape (L,).

@@ -177,7 +177,7 @@ def run_checks(device: str, checks: Sequence[Check], tell: Tell, budget_s: float
 
 
 def build_report(device: str, rows: Iterable[Row], earlier: Sequence[Mapping[str, Json]] = ()) -> dict[str, Json]:
-    """Return the content of `doctor --gpu --json`: new and `kept` earlier rows, in the order of `CHECKS`."""
+    """Return the content of `doctor --gpu --json`: `earlier` rows and new `rows`, in the order of `CHECKS`."""
     order = {check.name: number for number, check in enumerate(CHECKS)}
     entries = [*((row["name"], row) for row in earlier), *((row.name, asdict(row)) for row in rows)]
     entries.sort(key=lambda entry: order.get(str(entry[0]), len(order)))

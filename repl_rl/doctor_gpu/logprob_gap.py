@@ -80,7 +80,7 @@ def compute_gaps(
 ) -> list[float]:
     """Return the difference in nats between sampler and trainer, with the policy in `folder`, of each sampled token.
 
-    `never`: forbidden ids of the sampler.
+    `forbidden_ids`: ids that the sampler never samples.
     """
     is_bfloat16 = dtype == "bfloat16"
     model = load_model(folder, TrainerConfig(dtype="bfloat16" if is_bfloat16 else "float32")).to(device).eval()

@@ -52,7 +52,7 @@ def open_engine(
 
     Args:
         kind: `vllm`, `transformers`, `scripted`, or another name in `ENGINES`; or an engine config with options, such
-            as `Vllm(threads=2)`.
+            as `Vllm(cpu_threads=2)`.
         model: the model folder, as `save_pretrained` writes it; the scripted engine does not read it.
         policy: function from ids to the next ids, for `scripted` only.
         context_tokens: longest sequence in tokens, prompt included (>= 2). None means the limit in the model's

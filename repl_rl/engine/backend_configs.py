@@ -52,7 +52,8 @@ class Vllm(EngineConfig):
     request_mode: RequestMode = RequestMode.SESSION
     """Request mode: session (one request per rollout) or request (one request per line)."""
     sleep: Annotated[bool, PretrainedDefault.on_shared_gpu(True, unless_async=True)] = False
-    """On a GPU shared with the trainer: release vLLM's memory for the update, from rollouts to weight sync."""
+    """On a GPU shared with the trainer: release vLLM's memory from the end of the rollouts to the weight sync, so
+    that the update can use it."""
 
     def __post_init__(self) -> None:
         check_fields(self, self.kind)

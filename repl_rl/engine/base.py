@@ -45,8 +45,8 @@ class Chunk:
     logprobs: tuple[float, ...]
     end: ChunkEnd
     policy_step: int
-    """Number of optimizer steps behind the weights that sampled the chunk. If keys and values were kept across a change
-    of weights, it is the number for the oldest of them."""
+    """Number of optimizer steps applied to the weights that sampled the chunk: the policy version. If keys and values
+    were kept across a change of weights, it is the version that computed the oldest of them."""
 
     def __post_init__(self) -> None:
         if not self.token_ids or len(self.token_ids) != len(self.logprobs):
@@ -76,8 +76,8 @@ class Sampling:
     seed: int | None = None
     """Seed of this session's draws, if the engine has `seeds_sessions`. None uses the engine's random stream."""
     nested: bool = False
-    """True if the caller of this session holds another open session. Such a session is not kept waiting until the KV
-    cache has room for it."""
+    """True if the caller already holds another open session. Such a session is admitted without waiting for room in the
+    KV cache."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < math.inf:
@@ -168,7 +168,7 @@ class Engine(Protocol):
 
     name: str
     policy_step: int
-    """Number of optimizer steps behind the loaded weights."""
+    """Number of optimizer steps applied to the loaded weights: the policy version."""
     context_tokens: int
     """Longest sequence in tokens, prompt included."""
     fallback_reason: str | None

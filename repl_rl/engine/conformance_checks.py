@@ -351,4 +351,4 @@ async def _assert_refused(call: Awaitable[Chunk | None], description: str) -> No
         await call
     except EngineError:
         return
-    raise AssertionError(f"{description} is refused with an EngineError")
+    raise AssertionError(f"{description} must raise an EngineError, but did not")

@@ -5,9 +5,9 @@ other:
 
 - A new session is *admitted* while the expected lengths of all sessions fit into the cache. This affects speed only: if
   an estimate is too low, some keys and values are computed twice.
-- A session *samples* only with blocks for all ids that it may reach in this call. If blocks are missing, sessions that
-  do not sample give up theirs. The youngest one is first, and none is older than the session. So the oldest session can
-  always continue, and no session waits forever.
+- A session *samples* only with blocks for all ids that it may reach in this call. If blocks are missing, younger
+  sessions that are not sampling are evicted, youngest first. So the oldest session can always continue, and no session
+  waits forever. Only if no session samples, older sessions may be evicted, too.
 """
 
 import asyncio
@@ -150,12 +150,12 @@ class KvAdmission:
     def choose_next(self) -> tuple[KvReservation, list[KvReservation]] | None:
         """Return the waiting session that is served next, and the sessions that give up blocks for it, youngest first.
 
-        The oldest session that can be served is next. If only running calls keep it from being served, no younger
-        session comes before it, since they will free blocks. If older sessions keep it waiting, younger ones may come
-        first.
+        The oldest waiting session that can be served is next. A session may have to wait only for running calls of
+        younger sessions, which will free blocks. No younger waiting session is then served before it. If it has to
+        wait for older sessions, younger ones may be served first.
 
-        If no session samples, the oldest waiting one is served at the cost of older ones, so that the engine never
-        idles. None means that no session can be served now.
+        If no session samples, the oldest waiting session is served, and even older sessions are evicted for it, so that
+        the engine never idles. None means that no session can be served now.
         """
         for reservation in self._waiting:
             # Free blocks suffice.
@@ -237,8 +237,8 @@ class AdmissionQueue:
     async def reserve(self, prompt: int, nested: bool = False) -> AsyncIterator["KvReservationHandle"]:
         """Wait until a session with a prompt of `prompt` ids is admitted, and hold its reservation during the block.
 
-        A `nested` session is admitted at once, because the sessions for whose end it would wait may wait for it. It
-        gets blocks like all others, at the cost of sessions that do not sample.
+        A `nested` session is admitted at once. Otherwise it could wait for a session that waits for it. It gets blocks
+        by the same rules as other sessions, so idle sessions may be evicted for it.
         """
         reservation = self._admission.open_reservation(prompt) if nested else await self._wait_for_admission(prompt)
         self._handles[reservation] = handle = KvReservationHandle(self, reservation)

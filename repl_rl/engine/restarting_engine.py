@@ -32,8 +32,8 @@ OpenEngine = Callable[[], AbstractAsyncContextManager[Engine]]
 MAX_CRASHES = 3
 """Number of deaths in a row, without new weights in between, after which the engine is not restarted."""
 PAUSE_S = 1.0
-"""Seconds between a death and the restart. A signal to a group of processes may reach the engine's process first, and
-the run ends right after it."""
+"""Seconds between a death and the restart. A signal to the process group may kill the engine's process first, and end
+the run right after. The pause avoids a useless restart."""
 
 
 class EngineLifetime:

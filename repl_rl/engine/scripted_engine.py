@@ -87,7 +87,7 @@ class ScriptedSession:
                 if token_id in self.forbidden_ids:
                     raise EngineError(
                         f"the scripted engine was to sample {token_id}, a forbidden id; encode its text with "
-                        "Renderer.written, or let the renderer carry"
+                        "Renderer.encode_as_sampled, or use newline_tokens 'carry'"
                     )
                 self.ids.append(token_id)
                 self.sampled += 1

@@ -230,7 +230,7 @@ class DecodeJob:
     logprobs: list[float] = field(default_factory=list)
 
     def accept(self, draw: SampledToken) -> bool:
-        """Append one sampled id. Return True if it ends the line, or the tokens that the caller requested."""
+        """Append one sampled id. Return True if the job is done: the chunk has ended, or its watch raised an error."""
         # The step has fed all ids except the one that it drew.
         self.row.computed = len(self.row.ids)
         self.row.ids.append(draw.token_id)

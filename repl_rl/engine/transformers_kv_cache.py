@@ -82,9 +82,9 @@ class KvCache:
         self.free_slots.append(slot)
 
     def resume_slot(self, slot: int, computed: int, mark: int) -> int:
-        """Return the number of ids after which a session resumes: `computed`, or 0 if recurrent states saw other ids.
+        """Return the number of leading ids that need not be fed again: `computed`, or 0 if no stored state fits.
 
-        `computed` ids of the session were fed, and the session may go back to `mark`.
+        `computed` is the number of ids that were fed. `mark` is the number of ids to which `undo` may return.
         """
         return computed if self.supports_padding else self._states.resume_slot(slot, computed, mark)
 

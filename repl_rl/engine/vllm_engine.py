@@ -80,7 +80,7 @@ log = logging.getLogger(__name__)
 
 _REMEDY = "choose another model, or --engine transformers"
 _UNRELOADABLE = frozenset({"GptOssForCausalLM"})
-"""Models whose loader in vLLM bypasses the hooks of a reload, so that the old experts stay without an error."""
+"""Architectures whose vLLM loader bypasses the hooks of a weight reload. Old expert weights would silently remain."""
 IN_CORE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Executor that runs the model inside the engine's process. vLLM replaces the short name `uni` on CPU, but not this
 path."""
@@ -385,9 +385,12 @@ class LoadedWeights:
     """Loaded weights, and the salt of keys and values that may be used with them."""
 
     policy_step: int
-    """Number of optimizer steps behind the weights."""
+    """Number of optimizer steps applied to the weights: the policy version."""
     cache_salt: str | None
-    """Salt of the prefix cache; requests with different salts share nothing. None means that a load empties it."""
+    """Salt of the prefix cache; requests with different salts share no blocks.
+
+    None means that the prefix cache is emptied whenever weights are loaded.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,8 +416,8 @@ class VllmSession:
     - The scheduler forgets the last sampled id of a chunk, so the next chunk starts with it.
     - A chunk that asks for 0 ids kills the engine's process, so `compute_chunk_budget` rejects it.
     - A chunk's finish reason can be that of the previous chunk, so the end of a chunk is derived from its ids.
-    - A session keeps its blocks while it waits for input, and vLLM cannot take them. Others that lack blocks wait
-      forever.
+    - A session keeps its blocks while it waits for input, and vLLM cannot preempt it. Other sessions that lack blocks
+      would wait forever.
     - A running session can be preempted. If that hits the last step of a chunk, asynchronous scheduling forgets all of
       its ids.
 
@@ -875,7 +878,7 @@ async def _read_kv_layout(llm: AsyncLLM, context_tokens: int) -> KvBlockLayout:
     needed = cache.count_blocks(context_tokens)
     if needed > cache.blocks:
         capacity = f"room for {context_tokens * cache.blocks // needed} ids"
-        raise ConfigError("vllm.kv_cache_gib", capacity, f"a context takes {context_tokens}; give more")
+        raise ConfigError("vllm.kv_cache_gib", capacity, f"one context has {context_tokens} ids; increase it")
     return cache
 
 

@@ -38,7 +38,7 @@ The quiet level does not count as the user's choice. TRL sets it at import, and 
 """
 
 _LONGEST_FOLDER = 60
-"""Longest folder, in bytes, whose sockets still have a valid address of 107 bytes with their long names."""
+"""Maximum length of a socket folder's path, bytes. A longer one would exceed the limit of 107 bytes per socket path."""
 _ENVIRONMENT_LOCK = threading.RLock()
 """Lock of `set_environment`. Two blocks that overlap would each restore the values of the other."""
 

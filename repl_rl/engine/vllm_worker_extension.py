@@ -3,7 +3,8 @@
 vLLM mixes `PolicyWorkerExtension` into its own worker class; the host process calls its methods with `collective_rpc`.
 
 vLLM imports this module in its own process, before the weights are loaded. The import asks for the AMX tile registers
-of x86 processors. Linux gives them only to processes that ask. The process then ends together with its host.
+of x86 processors. Linux gives them only to processes that ask. The import also starts a thread that kills
+this process as soon as its host process has ended.
 """
 
 import atexit

@@ -84,11 +84,12 @@ def compute_bootstrap_interval(values: Sequence[float], seed: int = 0) -> Interv
 def compute_bounded_mean_interval(values: Sequence[float], low: float = 0.0, high: float = 1.0) -> Interval:
     """Return the mean of one value per task, each within `low` to `high`, with an interval that is valid for few tasks.
 
-    - At least 20 differing values: a bootstrap. If each value is a bound, Wilson's interval, at any number.
-    - Fewer differing values: the score interval of a share, scaled to the bounds. It is not too narrow, because of all
-      values with a given mean those at the bounds spread most.
-    - All values equal, or one value: the share of unseen tasks that differ is at most the upper end of Wilson's
-      interval for none. These tasks may lie at a bound.
+    - Each value is `low` or `high`: Wilson's interval, scaled to the bounds, for any number of values.
+    - At least 20 values, not all equal: a bootstrap.
+    - Fewer values, not all equal: Wilson's interval of a share with the same mean, scaled to the bounds. It is not too
+      narrow, because values at the bounds spread most among all values with a given mean.
+    - One value, or all values equal: unseen tasks may have other values, up to a bound. Their share is at most the
+      upper end of Wilson's interval for 0 of this number of tasks.
 
     Raises:
         ConfigError: there are no values, or one is out of bounds.
@@ -109,10 +110,11 @@ def compute_bounded_mean_interval(values: Sequence[float], low: float = 0.0, hig
 
 
 def compute_sign_test(better: int, worse: int) -> float:
-    """Return the two-sided p-value of the exact sign test for `better` and `worse` counts of differing tasks.
+    """Return the two-sided p-value of the exact sign test.
 
-    It is the probability that chance alone gives one sign at least that often. With one rollout per task it is the
-    exact form of Q. McNemar's test (1947). It is 1.0 if nothing differs.
+    `better` and `worse` are the numbers of tasks with a positive and with a negative difference. The p-value is
+    the probability that chance alone gives counts at least this unequal. With one rollout per task, the test is the
+    exact form of Q. McNemar's test (1947). The p-value is 1.0 if no task differs.
 
     Raises:
         ConfigError: a count is negative.

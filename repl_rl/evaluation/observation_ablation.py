@@ -15,7 +15,7 @@ from repl_rl.trajectory.trajectory import LineStatus, Observed, Trajectory, Work
 _CLASSES = ("123456789", "aeiou", "bcdfghklmnprstvz", "jqwxy")
 """Classes of characters that replace each other. An altered value is as plausible as the true one.
 
-A number remains a number; a leading zero would not. Quotes, brackets, commas and signs are not changed.
+No digit becomes 0, because a leading zero would make a number invalid. Punctuation and signs are not changed.
 """
 
 _SHIFT = str.maketrans(
@@ -77,7 +77,7 @@ class _TamperingSession:
 
 
 def compute_tampering_follow_rate(trajectories: Sequence[Trajectory]) -> float | None:
-    """Return the share of literal answers after an altered output that repeat it, or None without such answers."""
+    """Return the share of literal answers that repeat the altered console output. None means that there is none."""
     verdicts = [v for v in (_follows_console(t) for t in trajectories) if v is not None]
     return sum(verdicts) / len(verdicts) if verdicts else None
 

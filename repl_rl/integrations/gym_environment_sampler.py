@@ -133,7 +133,8 @@ class EnvironmentSampler(RolloutSampler):
             finally:
                 await _close_environment(environment)
             if not text.strip():
-                raise ConfigError(f"first observation of environment {name}", text, "write questions of your own")
+                remedy = "a question must not be empty; create the tasks without make_tasks, each with a question"
+                raise ConfigError(f"first observation of environment {name}", text, remedy)
             found.append(Task(name, text, SOLVED, family=FAMILY))
         return found
 

@@ -155,7 +155,7 @@ class VerifiersEnvironment:
         return self._tasks[number]
 
     def draw_tasks(self, side: Split, count: int | None, usual: int) -> Iterator[Task]:
-        """Yield at most `count` tasks in `side`. None means all, or `usual` tasks of an endless environment."""
+        """Yield at most `count` tasks of split `side`. None as `count` means all, or `usual` if they are endless."""
         wanted = count if self.env.taskset.bounded else count or usual
         # Too few tasks of an endless environment may fit, so the search ends after a number of them.
         read = None if self.env.taskset.bounded or wanted is None else wanted * _TASKS_EXAMINED
@@ -232,7 +232,7 @@ class VerifiersEnvironment:
         }
         for what, there in brought.items():
             if there:
-                raise ConfigError(self.label, f"one with {what}", "that cannot be had here; play another")
+                raise ConfigError(self.label, f"one with {what}", "that is not supported here; use another environment")
         return str(seats[0])
 
     def _validate_task(self, task: EnvironmentTask) -> None:

@@ -27,8 +27,8 @@ def convert_gguf(file: Path, cache_folder: Path, log: Callable[[str], None]) -> 
     The end tokens are those of the file. The conversion runs once; the folder's name has a stamp of the file.
 
     Raises:
-        ConfigError: it is not a GGUF file, is truncated, claims more than it holds, or has an architecture that
-            transformers cannot read.
+        ConfigError: it is not a GGUF file, is truncated, or has an architecture that transformers cannot read. Or its
+            config describes more layers or weights than the file holds.
     """
     try:
         with file.open("rb") as stream:

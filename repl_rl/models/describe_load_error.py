@@ -18,10 +18,10 @@ def describe_load_error(error: BaseException) -> str:
 
 
 def make_savable(model: "transformers.PreTrainedModel") -> None:
-    """Reduce a generation config that transformers loads but refuses to save to its token ids.
+    """Keep only the token ids of the generation config, if transformers refuses to save this config.
 
-    Published models have such a config, for example with a temperature but without `do_sample`. Nothing here reads it.
-    `copy_generation_config` keeps its settings for other programs.
+    Published models have such a config, for example with a temperature but without `do_sample`. This package does not
+    use its other settings. `copy_generation_config` keeps them for other programs.
     """
     settings = model.generation_config
     if settings is None:
@@ -35,7 +35,10 @@ def make_savable(model: "transformers.PreTrainedModel") -> None:
 
 
 def copy_generation_config(base: Path, folder: Path) -> None:
-    """Add the generation settings of the model in `base` to those that were saved in `folder`, which win."""
+    """Add the generation settings of the model in `base` to the generation settings that were saved in `folder`.
+
+    If both have a setting, the value in `folder` is kept.
+    """
     if not (base / _GENERATION).is_file():
         return
     target = folder / _GENERATION

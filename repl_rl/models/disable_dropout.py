@@ -11,11 +11,11 @@ from transformers import PretrainedConfig, PreTrainedModel
 from repl_rl.errors import ConfigError
 
 _RANDOM = ("drop", "jitter")
-"""Parts of the names of such probabilities: attention_dropout, resid_pdrop, layerdrop, router_jitter_noise, ..."""
+"""Substrings of dropout and noise setting names: attention_dropout, resid_pdrop, layerdrop, router_jitter_noise, ..."""
 
 _ROUTING = {"phimoe": "router_jitter_noise"}
-"""Model types, with a setting that makes their routers draw experts at random in training. They read it in sampling
-too."""
+"""Setting that makes the router draw experts at random in training, by model type. These models read the setting in
+sampling too."""
 
 
 def validate_deterministic_model(config: PretrainedConfig) -> None:

@@ -97,7 +97,9 @@ def _check_availability(name: HubName) -> str | None:
         HfApi().model_info(name.name, revision=name.revision, timeout=_RESPONSE_TIMEOUT_S)
     # Subclasses first: a gated model is also a missing one, and both are HTTP errors.
     except RevisionNotFoundError as error:
-        raise ConfigError(f"revision of {name.name}", name.revision, "the hub has none of that name") from error
+        raise ConfigError(
+            f"revision of {name.name}", name.revision, "the hub has no such revision; give a branch, tag or commit"
+        ) from error
     except GatedRepoError as error:
         raise _make_gated_error(name) from error
     except RepositoryNotFoundError as error:

@@ -25,7 +25,7 @@ _SELECTIONS = ("target_modules", "exclude_modules", "feedforward_modules")
 _NAMES = ("modules_to_save", "layers_pattern", "rank_pattern", "alpha_pattern")
 """Keys whose names PEFT puts into regular expressions."""
 _PLAIN = re.compile(r"\^?([\w-]|\\?\.)+\$?")
-"""Regular expressions that are a plain name. These take no time to match."""
+"""Plain module name, the only form of a regular expression that is accepted where no time limit applies."""
 _MAX_BASE_CHARS = 255
 """Length limit of the base's name."""
 _RANKS = ("r", "init_r", "target_r", "num_virtual_tokens")
@@ -202,7 +202,7 @@ def _validate_ranks(folder: Path, weights: Mapping[str, _Shaped]) -> None:
 
 
 def _count_repeated_layers(value: object) -> int:
-    """Return the number of layers in a pair of the first layer and the one after the last. Other values have none."""
+    """Return the number of layers in a range `[start, end]`, where `end` is exclusive. Any other value gives 0."""
     pair = value if isinstance(value, list) else []
     first, last = pair if len(pair) == 2 else (0, 0)
     return max(last - first, 0) if isinstance(first, int) and isinstance(last, int) else 0

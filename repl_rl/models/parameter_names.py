@@ -41,8 +41,8 @@ class ModelSkeleton:
     checkpoint_shapes: WeightShapes
     """Shapes of all weights in its checkpoint."""
     trained_shapes: WeightShapes
-    """Shapes of the weights that training changes, as the trainer gives them to engines. Other parts of a composite
-    model are left out. So is an output layer that is stored although it is the input embedding."""
+    """Shapes of the weights that training changes, as the trainer sends them to engines. Parts of a composite model
+    other than its text part are left out. A tied output layer is also left out, even if the checkpoint stores it."""
 
 
 def load_skeleton(folder: Path) -> ModelSkeleton:
@@ -181,9 +181,9 @@ def _load_skeleton(folder: Path, _modified_ns: int) -> ModelSkeleton:
     if differing := sorted(name for name, shape in trained_shapes.items() if stored_shapes.get(name) != shape):
         name = differing[0]
         remedy = (
-            f"its {model_class.__name__} would be saved with {len(differing)} other weights than it has: {name} as "
-            f"{trained_shapes[name]}, stored as {stored_shapes.get(name)} (None: absent), so no engine could follow "
-            "it; save it again with this transformers"
+            f"its {model_class.__name__} would be saved with {len(differing)} weights that differ from the checkpoint: "
+            f"{name} has shape {trained_shapes[name]}, and {stored_shapes.get(name)} in the checkpoint (None: absent), "
+            "so no engine could load new weights; save it again with the installed transformers"
         )
         raise ConfigError("model folder", str(folder), remedy)
     return ModelSkeleton(model, stored_shapes, trained_shapes)

@@ -39,7 +39,10 @@ class ResolvedModel:
     reference: str
     """Reference that finds it again: the given text; for a model of the hub, its name with the commit."""
     fallback: str | None = None
-    """Reason why a cached copy is used instead of the hub, for the base of adapters too; None means that none is."""
+    """Reason why a possibly outdated cached copy of the model, or of its adapters' base, is used.
+
+    None means that no such copy is used.
+    """
 
 
 def resolve_model(model: str, cache_folder: Path, log: LogLine) -> ResolvedModel:

@@ -101,7 +101,7 @@ def get_maskable_output_layer(model: PreTrainedModel) -> nn.Linear:
     # The bias of the forbidden ids needs the place of the layer's own bias.
     if not isinstance(head, nn.Linear) or head._parameters.get("bias") is not None:
         layer = type(head).__name__
-        remedy = "it takes a plain layer without a bias; use --newline-tokens carry"
+        remedy = "forbid needs an output layer of class nn.Linear without a bias; use --newline-tokens carry"
         raise ConfigError("newline_tokens forbid with an output layer", layer, remedy)
     return head
 

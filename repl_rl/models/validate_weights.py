@@ -8,7 +8,7 @@ import transformers
 
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "block_count")
 _SPARE = 1 << 26
-"""Values that need no place in a file, such as buffers that are computed: 256 MiB in float32."""
+"""Allowance for values that are in no weight file, such as computed buffers: 2^26 values, 256 MiB in float32."""
 
 
 class ClaimError(ValueError):

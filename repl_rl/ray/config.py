@@ -120,7 +120,7 @@ class Nodes(SandboxConfig):
 
         Raises:
             SandboxUnavailable: Ray is not installed.
-            ConfigError: the environment names no address.
+            ConfigError: see `read_cluster_address`.
         """
         self._validate_ray_installed()
         from repl_rl.ray.console_actors import open_ray_consoles  # Ray is an extra

@@ -40,11 +40,14 @@ _ANSWER_S = 300.0
 _SOON_S = 10.0
 """Time without an answer after which a warning is logged, seconds."""
 _TRIES, _TRY_S = "RAY_gcs_server_port_wait_time_s", 41.0
-"""Variable for the number of Ray's attempts, despite its name (default: 20), and seconds per unanswered attempt."""
+"""Environment variable for the number of Ray's connection attempts (default: 20), and seconds per unanswered attempt.
+
+The name of the variable wrongly suggests a time.
+"""
 _sharing = threading.Lock()
 """Lock of `_shared`."""
 _shared: list[ExitStack] = []
-"""Connection of `connect_shared`, listed once per user."""
+"""Connection of `connect_shared`, repeated once per current user; empty without users."""
 
 
 @contextmanager
@@ -118,7 +121,7 @@ def connect_shared(thing: str, address: str, simulated: int) -> Iterator[None]:
 
 
 def validate_cluster_gpus(thing: str) -> None:
-    """Refuse a cluster that assigns the GPUs on which processes train here to actors.
+    """Refuse a cluster that may assign GPUs to actors while processes of this machine train on them.
 
     Raises:
         ConfigError: see `validate_free_gpus`.
@@ -148,7 +151,7 @@ def validate_free_gpus(thing: str, offered: int, there: int, trainers: int) -> N
     left = ",".join(str(number) for number in range(trainers, there))
     how = f"CUDA_VISIBLE_DEVICES={left} ray start ..." if left else "ray start --num-gpus=0 ..."
     found = f"Ray has {offered} of the {there} GPUs of this machine, {trainers} are needed to train"
-    raise ConfigError(thing, found, f"nodes would be put there too; start Ray on this machine with `{how}`")
+    raise ConfigError(thing, found, f"workers would get training GPUs; start Ray on this machine with `{how}`")
 
 
 @contextmanager
@@ -247,7 +250,9 @@ def _open_trial_cluster(thing: str, simulated: int) -> Iterator[str]:
             # The child prints the address once the cluster runs, and nothing if it fails.
             address = process.stdout.readline().strip()
             if not address:
-                raise ConfigError(thing, "ray", "its cluster does not start, as told above; give the address of one")
+                raise ConfigError(
+                    thing, "ray", "the local cluster does not start (see the log above); give a cluster's address"
+                )
             yield address
         finally:
             # The cluster ends when its standard input closes.

@@ -73,22 +73,22 @@ class LineProgress:
     calls: tuple[tuple[int, bytes], ...] = ()
     """Calls, each with its number."""
     result: LineResult | None = None
-    """Result of the line. None means that the line still runs, and has a next turn."""
+    """Result of the line. None means that the line still runs: call `wait_progress` next."""
     ended: bool = False
     """True if no further line can be pushed."""
 
 
 class RemoteConsoleHost(Protocol):
-    """Holder of the consoles on one machine, as its owner sees it. The owner numbers the consoles.
+    """Client interface to the process that runs the consoles of one machine. The caller numbers the consoles.
 
-    Every call raises ConsoleHostLost if the holder is gone.
+    Every call raises ConsoleHostLost if that process is gone.
     """
 
     name: str
     """Name of its machine."""
 
     async def open(self, kind: str, births: SandboxOptions) -> tuple[int, int, int]:
-        """Open the sandbox of that kind there. Return the version of the Python inside.
+        """Open a sandbox of type `kind` on the machine. Return the Python version of its consoles.
 
         Raises:
             SandboxUnavailable: the machine cannot provide that sandbox.
@@ -102,20 +102,20 @@ class RemoteConsoleHost(Protocol):
         """
 
     async def push(self, number: int, line: str, offered: HostFunctionOffer | None) -> LineProgress:
-        """Run a line up to its first turn. `offered` comes with a console's first line, if functions are offered.
+        """Start a line, and wait until it ends or calls a host function. `offered` is None after the first line.
 
         Raises:
             SandboxLost: the console died together with its fork server or container.
         """
 
     async def wait_progress(self, number: int) -> LineProgress:
-        """Return the next turn of the running line. It raises as `push` does."""
+        """Wait until the running line ends or calls a host function, and return its progress. Raises as `push` does."""
 
     async def reply_to_call(self, number: int, call: int, content: bytes) -> None:
         """Answer a call. The answer is ignored if the call has ended."""
 
     async def close(self, number: int) -> None:
-        """End a console in any state, or its lease if that has not begun."""
+        """End a console in any state. If `lease` has not begun for this number, it will open no console."""
 
     async def check_alive(self) -> None:
         """Return, as a heartbeat: the process lives, and its event loop runs."""
@@ -128,7 +128,7 @@ class RemoteConsoleHost(Protocol):
 
 
 class HostMachines(Protocol):
-    """Machines on which such processes can run."""
+    """Machines on which console hosts can run."""
 
     async def list_names(self) -> Sequence[str]:
         """Return the names of the machines that are alive.
@@ -138,7 +138,7 @@ class HostMachines(Protocol):
         """
 
     async def start_host(self, name: str) -> RemoteConsoleHost:
-        """Start a process on a machine. It belongs to the owner, and ends with it.
+        """Start a console host on a machine. Its process ends with the calling process.
 
         Raises:
             ConsoleHostLost: the process does not start.
@@ -405,8 +405,8 @@ class HostTimeouts:
     heartbeat_timeout_s: float = 30.0
     """Timeout of a heartbeat. A host that exceeds it is lost."""
     restart_delays_s: tuple[float, ...] = PATIENCE_S
-    """Pauses before further hosts are started on a machine where the last ones did not start. Their sum is the timeout
-    for any machine: after it, waiting leases fail."""
+    """Pauses after successive failed starts of a host on a machine. The last one repeats. If no machine has a host for
+    longer than the sum of the pauses, waiting leases fail."""
     end_timeout_s: float = 20.0
     """Time for hosts to end their consoles before they are killed."""
 
@@ -500,7 +500,7 @@ class ConsoleHostPool:
             first = self._python_version or version
             if version != first:
                 mine, theirs = (".".join(map(str, one)) for one in (first, version))
-                raise SandboxFault(f"its consoles have Python {theirs}, those of the others {mine}")
+                raise SandboxFault(f"its consoles have Python {theirs}, other machines have {mine}; use one version")
         except BaseException:
             asking.cancel()
             host.kill()
@@ -651,7 +651,10 @@ class HostedSession:
         )
 
     async def _wait_next_progress(self, answering: "set[asyncio.Task[None]]") -> LineProgress:
-        """Return the next turn of the line. An exception of an answer is an internal error, which ends the line."""
+        """Return the next progress of the line.
+
+        If the answer to a host function call fails with an exception, that exception is raised, and the line ends.
+        """
         following = asyncio.create_task(self._hosting.wait_progress(self._number))
         try:
             while not following.done():

@@ -203,7 +203,7 @@ class RolloutWorkers:
         return step.finished_rollouts
 
     def wait_for_first_group(self, groups: Sequence[GroupKey]) -> int:
-        """Wait until one of these groups of later steps has ended. Return the index of the first one that has.
+        """Wait until one of these prefetched groups has ended. Return the lowest index of a group that has ended.
 
         Raises:
             UnrecoverableError: no worker was ready for too long.

@@ -72,8 +72,8 @@ class GroupRequest:
     min_weights_step: int | None = None
     """Policy step of the oldest weights with which prefetched rollouts may start.
 
-    Newer weights may follow between their lines. None means that they are sampled with the weights of `policy_step`
-    alone.
+    Newer weights may be loaded between two lines of a rollout. None means that the rollouts are not prefetched: they
+    are sampled only with the weights of `policy_step`.
     """
     finished_rollouts: Mapping[int, Trajectory] = field(default_factory=dict)
     """Rollouts that ended before, by number in the group; they are not played again."""
@@ -194,10 +194,10 @@ class RolloutWorker:
         return self._opened
 
     async def load_weights(self, weights: WeightsRef, files: Mapping[str, bytes] | None) -> str | None:
-        """See `WorkerClient.load_weights`. Files are written to this machine's memory.
+        """See `WorkerClient.load_weights`. Files from the owner are written to this machine's memory.
 
-        While rollouts run, files stay in memory until the engine has the next ones. An engine that dies meanwhile is
-        opened again with its old files.
+        While rollouts run, the old files stay in memory until the engine has loaded the new files. If the engine dies
+        during the load, it is opened again with the old files.
         """
         if files is None:
             folder = Path(weights.folder)

@@ -53,7 +53,8 @@ _HEADLESS_S = 24 * 3600
 """Time that Ray keeps processes after their head is gone, seconds. By default, Ray would end this process after a
 minute, even with unsaved state."""
 _SOCKET_NAME_BYTES = 95
-"""Length of a socket's longest name, bytes. It has this process's folder and Ray's session with date and pid."""
+"""Length of the longest socket path below the temporary folder, bytes. The path contains the folder of this process,
+and Ray's session folder, whose name has the date and the pid."""
 
 
 @contextmanager
@@ -158,9 +159,9 @@ def preserve_signal_handlers() -> Iterator[None]:
 
 
 def get_worker_gpu_variables() -> Mapping[str, str]:
-    """Return the environment that leaves the first GPUs to the local training processes, one GPU per process.
+    """Return environment variables that show Ray only the GPUs on which no local training process trains.
 
-    It is empty if no further GPU exists.
+    Training uses the first GPUs, one per process. The result is empty if no other GPU exists.
     """
     # None: no variable restricts this process, so it sees all GPUs.
     ids = NvidiaGPUAcceleratorManager.get_current_process_visible_accelerator_ids()

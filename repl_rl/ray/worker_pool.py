@@ -86,7 +86,7 @@ class WorkerTimeouts:
 async def call_with_timeout(limit_s: float, what: str, call: Awaitable[T]) -> T:
     """Return the result of a call to a worker, if it comes in time.
 
-    Time is counted in short waits. If this process itself was paused or blocked, a worker loses at most one of them.
+    The timeout is the sum of many short waits. A pause of this process, however long, counts as at most one short wait.
 
     Raises:
         WorkerLost: the call took longer than `limit_s`.
@@ -165,7 +165,7 @@ class WeightBroadcast:
 class WeightsLock:
     """Lock that keeps the folder of the weights unchanged while workers read it.
 
-    The owner may change the folder between its calls, but not during one.
+    A call of the pool that needs the folder holds this lock. The owner may change the folder only between such calls.
     """
 
     def __init__(self) -> None:
@@ -189,7 +189,7 @@ class WeightsLock:
     async def wait_until_unread(self) -> None:
         """Wait until no worker reads the folder.
 
-        A worker that began to read before a change of the weights notices the change before it is done.
+        A worker may begin to read before the weights change. It detects the change after its load, and loads again.
         """
         await self._unread.wait()
 
@@ -336,7 +336,7 @@ class LostWorker:
 
 
 class LivenessTimer:
-    """Timer over all calls of the owner, without a clock. Retrying to start workers does not reset it.
+    """Timer that spans all calls of the owner. It gets the time from its callers, and failed starts do not reset it.
 
     It limits the time without a worker, and the time without an answer of the cluster.
     """
@@ -507,7 +507,7 @@ class _WorkerSlots:
 
 @dataclass(frozen=True, slots=True)
 class _PendingGroup:
-    """Group, and the place of its result."""
+    """Group without a result, and the dictionary and index under which its result will be stored."""
 
     group: GroupRequest
     results: dict[int, BatchResult]
@@ -529,7 +529,7 @@ class GroupBatch:
     has_changed: bool = True
 
     def add_groups(self, groups: Sequence[GroupRequest], results: dict[int, BatchResult]) -> None:
-        """Add groups. The result of each appears in `parts`, under the index of the group in `groups`."""
+        """Add groups. The result of each group is stored in `results`, under the index of the group in `groups`."""
         self.caller_count += 1
         numbers = self.scheduler.add([group.size for group in groups])
         for place, (number, group) in enumerate(zip(numbers, groups, strict=True)):

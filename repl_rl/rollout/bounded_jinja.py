@@ -25,9 +25,9 @@ _MAX_DIGITS = 1000
 """Digits after the point to which a number may be rounded."""
 _WIDTHS = re.compile(r"[#0\- +]*(\*|\d+)?(\.(\*|\d+)?)?[hlL]?")
 _TOTAL_FACTOR = 32
-"""Sum of all results of one render, in multiples of the limit of one result."""
+"""Limit of the total size of all results of one render, as a multiple of the size limit of one result."""
 _CONCAT_FILTER, _SLICE_FILTER = "~", "[:]"
-"""Filters that replace the operator `~` and count a slice. No template can spell these names."""
+"""Names of filters that replace `~` and count a slice. No template can call them: they are not identifiers."""
 _STRUCTURAL = {
     *("abs", "attr", "batch", "count", "d", "default", "dictsort", "first", "float", "groupby", "int", "items", "last"),
     *("length", "list", "map", "max", "min", "random", "reject", "rejectattr", "reverse", "round", "select"),
@@ -129,7 +129,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def _measure(self, *values: object) -> int:
         """Return about how many characters `values` have as text, with all items of containers.
 
-        A container may hold another many times. So the count ends above the limit.
+        The same container may occur many times in another one, so counting stops once the total exceeds the limit.
         """
         total, pending = 0, [*values]
         while pending and total <= self._limits.most:
@@ -145,13 +145,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return total
 
     def _estimate_percent_format(self, text: str | bytes, arguments: object) -> int:
-        """Return at most the size of `text % given`."""
+        """Return an upper bound on the size of `text % arguments`."""
         fields = _read_field_widths(text if isinstance(text, str) else text.decode("latin-1"))
         times = len(fields) if isinstance(arguments, Mapping) else 1
         return len(text) + sum(fields) + times * self._measure(arguments)
 
     def _estimate_brace_format(self, text: str, arguments: Sequence[object]) -> int:
-        """Return at most the size of `text.format(*given)`."""
+        """Return an upper bound on the size of `text.format(*arguments)`."""
         fields = [spec for _, field, spec, _ in Formatter().parse(text) if field is not None]
         if any("{" in (spec or "") for spec in fields):
             raise TooLarge("a width that an argument gives")
@@ -159,7 +159,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return len(text) + widths + len(fields) * self._measure(*arguments)
 
     def _estimate_method_result(self, text: str | bytes, name: str, arguments: Sequence[object]) -> int:
-        """Return at most the size of the result of method `name`, or 0 for one that adds nothing."""
+        """Return an upper bound on the size of the result of method `name`, or 0 if the method adds no text."""
         if name in ("format", "format_map"):
             return self._estimate_brace_format(str(text), arguments)
         if name == "join" and arguments:
@@ -177,7 +177,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return max(widths, default=0) if name in ("center", "ljust", "rjust", "zfill") else 0
 
     def _estimate_filter_result(self, name: str, value: object, arguments: Sequence[object]) -> int:
-        """Return at most the size of the result of filter `name`, or 0 for one that adds nothing."""
+        """Return an upper bound on the size of the result of filter `name`, or 0 if the filter adds no text."""
         widest = max((argument for argument in arguments if isinstance(argument, int)), default=0)
         if name == "round" and widest > _MAX_DIGITS:
             raise TooLarge(f"{widest} digits")

@@ -28,7 +28,7 @@ _CLOCK = "strftime_now"
 """Name of the function with which templates read the clock."""
 _PROBE = "REPLRLPROBEQ"
 _MARKERS = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
-"""Tags around trained text; only transformers can parse them."""
+"""Tags of `{% generation %}` blocks, which mark text to train on. Only transformers can parse them."""
 _ALWAYS_PASSED = ("messages", "raise_exception", _CLOCK)
 _log = logging.getLogger(__name__)
 
@@ -183,7 +183,7 @@ class ChatTemplate:
 
     @cached_property
     def _takes_system(self) -> bool:
-        """False if the template refuses or ignores a system message, but writes that text before a question.
+        """False if the template refuses or ignores a system message, but writes its text as part of a user message.
 
         The log reports this once.
         """

@@ -375,7 +375,7 @@ class Rollouts:
     async def _run_sampler(
         self, context: RolloutContext, observer: RolloutObserver, notes: BatchNotes, hooks: SamplerHooks
     ) -> tuple[Trajectory, OutcomeClaims]:
-        """Sample one rollout, and return it without a grade, with the claims of its sampler."""
+        """Sample one rollout. Return its trajectory without a grade, and the outcomes that its sampler has set."""
         spec, context_tokens = context.spec, self.engine.context_tokens
         sampling = Sampling(context.temperature, spec.seed, nested=context.depth > 0)
         async with (

@@ -60,7 +60,10 @@ class Choice:
     at: int
     """Index of that line, from 0. It is trained as any other line."""
     advantages: Sequence[float] = ()
-    """Advantage for the tokens of each line that is not chosen, one finite number per line; () trains none of them."""
+    """Advantages to train lines that are not chosen: one finite number per candidate line, in order.
+
+    The number of the chosen line is ignored. () trains none of the other lines.
+    """
 
 
 ChooseLine = Callable[[Sequence[Line]], Choice | Awaitable[Choice]]
@@ -209,7 +212,10 @@ class RolloutConsole:
 
 
 def _describe_missing_calls(calls: Sequence[HostCall]) -> str:
-    """Return the difference between a record and a console that can make no calls; empty if it has none."""
+    """Return the recorded host function calls that a console without host functions cannot repeat; "" for none.
+
+    Calls that were not answered need no repetition.
+    """
     missing = [f"{call.name}({call.arguments})" for call in calls if call.error != UNANSWERED]
     return "; ".join(f"not called: {clip_middle(call, 80)}" for call in missing)
 
@@ -621,8 +627,9 @@ class Episode(EpisodeRewards):
     async def push(self, line: Line) -> LineResult:
         """Execute the last sampled line in this rollout's console, and splice in its output and the next prompt.
 
-        A token may close several physical lines: they run in order, and their joined outputs follow it. An end token
-        closes the line, and an open cell like a blank line. No next prompt is recorded then.
+        A token may complete several physical lines. They run in order, and their joined outputs are spliced in after
+        the token. An end token completes the line, and closes an open cell as a blank line would. After an end token,
+        no next prompt is spliced in.
 
         Raises:
             ConfigError: `line` is not the last sampled line, was executed already, or closes no physical line.

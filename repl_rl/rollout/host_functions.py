@@ -56,7 +56,7 @@ LIMIT_REACHED = "and has no more of them"
 _MAX_HANGING = 16
 """Limit of abandoned threads per function. Above it, calls are refused until some of these threads end."""
 _MAX_INVALID = 64
-"""Calls of a rollout that may be invalid (malformed, or without a known name), on top of the functions' limits."""
+"""Allowance for malformed calls and unknown names, per rollout. It is added to the sum of all `max_calls`."""
 
 _JSON_TYPES: Mapping[str, tuple[type, ...]] = {
     "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list,),
@@ -99,7 +99,7 @@ class HostFunction:
     """Implementation, plain or async. A plain one runs in a separate thread; an async one must not block.
 
     A staged one, see `is_staged`, is async, takes a `HostCallContext` before its arguments and returns a
-    `StagedResult`. None means that only a record names the function, and that it cannot be called.
+    `StagedResult`. None means that the function is known only from a stored trajectory, so its calls are refused.
     """
     signature: str
     """Signature as the policy sees it: `search(query: str, hits: int = 3) -> list[str]`."""
@@ -111,7 +111,7 @@ class HostFunction:
     is_staged: bool = False
     """True if it samples a trajectory for each call, as the shipped functions do."""
     max_depth: int = 0
-    """Rollouts of this depth or deeper are not offered the function; 0 means that all are."""
+    """Nesting depth from which on rollouts are not offered the function; 0 means that every rollout is offered it."""
     model: str = ""
     """Model that it queries in place of the policy, named as in `RolloutConfig.model`; empty means none."""
 
@@ -175,7 +175,9 @@ def host_function(
     unsupported = [p.name for p in signature.parameters.values() if p.kind not in usual]
     if unsupported:
         raise ConfigError(
-            f"argument of host function {function_name}", unsupported[0], "give each argument a name and a default"
+            f"argument of host function {function_name}",
+            unsupported[0],
+            "use no *args, **kwargs or positional-only arguments",
         )
     description = str(schema["description"]).strip().partition("\n")[0]
     return HostFunction(
@@ -375,7 +377,7 @@ class HostCallContext:
 class HostCallSlots:
     """Limits of concurrent calls over all rollouts.
 
-    Each depth has separate limits. With a common one, a nested call could wait for the call that waits for it.
+    Each depth has separate limits. With shared limits, a nested call could deadlock with the outer call that awaits it.
     """
 
     _free: dict[tuple[str, int], asyncio.Semaphore] = field(default_factory=dict)
@@ -478,7 +480,7 @@ class HostCallSession:
         return encode_reply(await self._make_call(function, request, self._first_number + total))
 
     def _read_and_count(self, call: bytes) -> HostCall:
-        """Parse and count a call. Its error is `UNANSWERED` if it can be made."""
+        """Count a call, and return its record. The record's error is `UNANSWERED` if the call is valid."""
         try:
             request = read_call(call)
             function = self._functions.get(request.name)

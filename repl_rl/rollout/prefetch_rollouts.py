@@ -25,14 +25,14 @@ class Prefetched:
     """Prefetched rollouts of one later step."""
 
     policy_step: int
-    """Number of optimizer steps behind the policy that will learn from them.
+    """Step of the policy that will learn from these rollouts: the number of its optimizer steps.
 
-    It is part of their ids and seeds, so that both do not depend on the weights at the start.
+    It is part of the rollouts' ids and seeds, which therefore do not depend on the weights at the start.
     """
     slots: asyncio.Semaphore
     """Concurrency slots shared by all prefetched rollouts. Those of earlier steps asked first, and get a slot first."""
     finished_rollouts: dict[int, Trajectory] = field(default_factory=dict)
-    """Rollouts that ended without a failure, by number in the step. Those present at the start are not played."""
+    """Rollouts that ended without a failure, by number in the group. Initial entries are not played."""
 
     async def collect_group(self, rollouts: Rollouts, task: Task, size: int, temperature: float = 1.0) -> BatchResult:
         """Do as `Rollouts.collect_group`, but for the later step, and without the rollouts that have ended."""
@@ -148,7 +148,7 @@ class StepRollouts:
 
 
 def find_first_ended(groups: Sequence[GroupKey], step: Callable[[int], StepRollouts]) -> int | None:
-    """Return the index of the first of these groups that has ended, or None if none has.
+    """Return the lowest index of a group that has ended, or None if none of these groups has ended.
 
     `step` is a function from a policy step to its `StepRollouts`.
     """
@@ -182,7 +182,7 @@ class BusyTimer:
 
 
 async def sample_probe_line(rollouts: Rollouts, task: Task) -> Trajectory:
-    """Sample the first line of the current policy on `task`, which shows the engine's weights if no rollout can.
+    """Sample the first line of the current policy on `task`, to check the engine's weights if no rollout allows that.
 
     No console runs the line, and it needs no concurrency slot.
 

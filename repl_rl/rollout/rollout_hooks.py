@@ -29,7 +29,7 @@ class BatchNotes:
     errors: list[ReplRLError] = field(default_factory=list)
     """Errors of samplers and prompts; each dropped one rollout."""
     lost_consoles: list[SandboxLost] = field(default_factory=list)
-    """Lost consoles. For an attempt: its own. For a batch: those of the rollouts that were dropped."""
+    """Errors of lost consoles. For one attempt: all of them. For a batch: one per rollout that was dropped for this."""
     retries: int = 0
     """Number of retries in a batch."""
     attempts: int = 1

@@ -37,7 +37,10 @@ class RuntimeInfo:
 
 @dataclass(frozen=True, slots=True)
 class RolloutCounts:
-    """Counts of rollouts since the engine was opened. Those that host functions sample count only with their lines."""
+    """Counts of rollouts since the engine was opened.
+
+    Of nested rollouts, which host functions play, only the lines and tokens count.
+    """
 
     ended: int = 0
     """Rollouts that have ended, failed ones included."""
@@ -97,7 +100,7 @@ class RolloutStats:
     preemptions: PreemptionStats | None = None
     """Preemption statistics; None means that the engine has no shared KV cache."""
     counts: RolloutCounts = RolloutCounts()
-    """Counts since the engine was opened, which a resumed run does again."""
+    """Counts since the engine was opened. A resumed run opens the engine again, and counts from zero."""
 
 
 def get_preemptions(engine: Engine) -> PreemptionStats | None:

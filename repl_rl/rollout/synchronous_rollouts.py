@@ -80,7 +80,7 @@ class RolloutClient(Protocol):
     ) -> Sequence[Trajectory]:
         """Return one trajectory per task, at `temperature` (0 is greedy), outside training. `metrics` ignores them.
 
-        `alter` derives the rollouts that play them from those that are open; None means those of training.
+        `alter` derives, from the open `Rollouts`, the object that plays the tasks. None uses the open one unchanged.
         """
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
@@ -240,7 +240,7 @@ class SyncRollouts:
         }
 
     def wait_for_first_group(self, groups: Sequence[GroupKey]) -> int:
-        """Wait until one of these groups of later steps has ended. Return the index of the first one that has."""
+        """Wait until one of these prefetched groups has ended. Return the lowest index of a group that has ended."""
         return self._thread.run(self._wait_for_first_group(groups))
 
     async def _wait_for_first_group(self, groups: Sequence[GroupKey]) -> int:

@@ -75,7 +75,7 @@ _ANCHOR = "a"
 _MAX_OBSERVED_CHARS = 65_536
 """Length limit of an observation before it is encoded, characters."""
 _MAX_RECENT_IDS = 16
-"""Number of sampled ids after which a watch no longer decodes them again."""
+"""Number of newest ids that a watch decodes again for each new id. Of older ids, only the text is kept."""
 _MAX_CACHED_CHARS = 4096
 """Length limit of cached texts, characters. Longer texts rarely recur, and thousands of them would fill the memory."""
 
@@ -302,7 +302,11 @@ class Renderer:
         return Prompt(self.decode(ids) + text[len(body) :], ids)
 
     def build_prompt_from_ids(self, token_ids: Sequence[int]) -> Prompt:
-        """Build a prompt from ids. Its text includes the space after a console prompt that the policy is to write."""
+        """Build a prompt from ids.
+
+        If the policy samples the space after a console prompt, the prompt's text includes that space, but its ids do
+        not.
+        """
         text = self.decode(token_ids)
         space_withheld = self.samples_space and text.endswith((PS1.rstrip(), PS2.rstrip()))
         return Prompt(f"{text} " if space_withheld else text, tuple(token_ids))
@@ -353,7 +357,7 @@ class Renderer:
             return Prompt(text, tuple(t for i, piece in enumerate(pieces) for t in encoders[i % 2](piece)))
         if self._controls.find_in(self.encode_with_control_tokens(rendered)) == self._controls.find_in(ids):
             return Prompt(text, ids)  # the template itself writes the spelling in harmless characters
-        remedy = "it writes a control token that a message spells in another way; leave it out of the message"
+        remedy = "it changes the spelling of a control token in a message; remove this token from the message"
         raise ConfigError(self.chat_template.name, placeholders.replaced_texts[0], remedy)
 
     def encode_with_control_tokens(self, text: str) -> tuple[int, ...]:
@@ -417,7 +421,7 @@ class Renderer:
         return strip_last_space(text) if self.samples_space else text
 
     def withholds_space(self, before: Prompt | Observed) -> bool:
-        """Return True if the text before a line ends in a space without an id, with which the line then begins."""
+        """Return True if the text of `before` ends in a space that its ids lack. The next line's ids begin with it."""
         if not before.text.endswith(" ") or not before.token_ids:
             return False
         return not self._ends_in_space(before.token_ids[-1])
@@ -527,7 +531,7 @@ def _copy_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer | None:
 
 
 def _get_panic_types(*further: type[BaseException]) -> tuple[type[BaseException], ...]:
-    """Return `others`, and the type that a library in Rust raises for a panic.
+    """Return `further`, and the exception types that libraries in Rust raise for a panic.
 
     tokenizers panics if a regular expression of tokenizer.json does not terminate. The type is no `Exception`, and no
     module exports it. Each library makes its own on its first panic.

@@ -62,7 +62,7 @@ class DifferenceCause(StrEnum):
     HOST = "host"
     """The line makes other calls of host functions than recorded; answers come from the record."""
     EDIT = "edit"
-    """A line was typed before it."""
+    """The user typed a line earlier in this replay."""
 
 
 @keeps_old_names
@@ -159,7 +159,7 @@ def guess_cause(
 ) -> DifferenceCause:
     """Return the probable cause of a difference.
 
-    `sources` are the executed lines, this one last; `second_replay` is a second replay.
+    `sources` are the executed lines up to the differing one. `second_replay` is its output in a second replay, or None.
     """
     if is_same(_remove_addresses(recorded), _remove_addresses(now)):
         return DifferenceCause.ADDRESSES
@@ -643,7 +643,7 @@ class DeterminismReport:
 
 
 async def verify_trajectory(trajectory: Trajectory, sandbox: Sandbox) -> Verification:
-    """Replay one trajectory up to its first difference. Failures of ours are reasons to skip it."""
+    """Replay one trajectory up to its first difference. It is skipped if it has a `failure`, or if the replay fails."""
     if trajectory.failure is not None:
         return Verification(trajectory.id, 0, None, "our failure ended it when it was recorded")
     try:

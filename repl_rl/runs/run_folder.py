@@ -19,7 +19,7 @@ from repl_rl.runs.report import write_report
 from repl_rl.runs.run_metadata import CONFIG, METRICS, SUMMARY, read_settings, read_summary, read_whole_lines
 from repl_rl.runs.store import write_step, write_tokens
 from repl_rl.settings.argument_parser import flatten, load_toml
-from repl_rl.settings.old_run_settings import ADDED, format_component, get_judge_order, rename_recorded
+from repl_rl.settings.migrate_run_settings import ADDED, format_component, get_judge_order, rename_recorded
 from repl_rl.trajectory.trajectory import Trajectory
 from repl_rl.utils.atomic_files import (
     Json,
@@ -41,7 +41,7 @@ _MAX_NAME_BYTES = 255
 _FILES = (CONFIG, METRICS, SUMMARY, "report.html", "curves.png", "fleet.json")
 """Files at the top of a run folder."""
 _UNFINISHED = tuple(f".{name}.[0-9]*.unfinished" for name in _FILES)
-"""Patterns of the same files while they are being written; another name is the user's."""
+"""Patterns of the temporary names under which `_FILES` are written. Files with other names belong to the user."""
 _log = logging.getLogger(__name__)
 
 
@@ -72,7 +72,7 @@ class RunFolder:
     def __init__(self, path: Path, overwrite: bool, resume: bool = False, main: bool = True) -> None:
         """Check early that the run folder can be written; write and remove nothing yet.
 
-        A link to a folder is replaced by its target.
+        If `path` is a symbolic link, the target of the link is checked.
 
         Args:
             path: the run folder.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from repl_rl.errors import ConfigError, StoreError
 from repl_rl.settings import bounded_toml
-from repl_rl.settings.old_run_settings import rename_recorded
+from repl_rl.settings.migrate_run_settings import rename_recorded
 from repl_rl.utils.atomic_files import Json, is_inside
 
 RUNS = Path("runs")

@@ -49,8 +49,8 @@ MOST_BRANCHES = 64
 class LiveReplay:
     """One replay at a time, in a console that is opened at the first use.
 
-    The console comes from the sandbox of `source`, or else from that of `world`. `source` must be open and stay open;
-    None disables branches.
+    The console comes from the sandbox of the rollouts `source`, which must be open and stay open. If `source` is None,
+    `world` configures the sandbox, and no continuations can be sampled.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class LiveReplay:
         """Sample continuations from the current position of the replay."""
         assert self._replay is not None
         if self._source is None:
-            raise ConfigError("policy", None, "give the player a source, an open SyncRollouts")
+            raise ConfigError("policy", None, "give the player policy=, an open SyncRollouts")
         if not 1 <= count <= MOST_BRANCHES:
             raise ConfigError("continuations", count, f"give 1 to {MOST_BRANCHES}")
         rollouts = self._source.rollouts
@@ -251,7 +251,7 @@ class TrajectoryPlayer(anywidget.AnyWidget):
             policy: an open `SyncRollouts`, which samples continuations in its own sandbox. None disables branches.
             tasks: tasks that grade continuations; continuations of other tasks are not graded.
             tokens: the text of each token id, if `source` is not a run folder that stores them.
-            trust: start the container image that the run names.
+            trust: True permits the start of a container image that the run names.
 
         Raises:
             StoreError: nothing can be read there.

@@ -29,11 +29,11 @@ BOXED = rf"\\boxed\{{({_BRACED})\}}"
 
 
 def build_opening_prompt(renderer: Renderer, system: str, question: str, template: str) -> Prompt:
-    """Build the prompt of a sampler that continues one text.
+    """Build the prompt of a sampler whose rollout continues one text, without further chat turns.
 
     The template `chat` uses the model's chat template with `system` and `question`. A user's own text (see
-    `prompts.template`) is used up to the start of the console, or as system message. Any other name gives `system` and
-    `question` on separate lines. An empty `system` is left out.
+    `prompts.read_template`) is the plain text before the console, or the system message of a chat. Any other template
+    gives `system` and `question` as plain text on separate lines. An empty `system` is left out.
 
     Raises:
         ConfigError: the template does not fit the model, or there are two system messages.
@@ -86,8 +86,8 @@ class ChatFormat:
         """Return the text after the end token of the policy's turn: `messages`, and the beginning of its next turn.
 
         Args:
-            messages: at least one; of a `content` with more than `max_tokens` ids the middle is visibly left out.
-            max_tokens: limit per message, >= 1.
+            messages: at least one. If a `content` has more than `max_tokens` ids, a visible marker replaces its middle.
+            max_tokens: limit per message, tokens, >= 1.
             called: names of the tools that the turn called, if `messages` answer its calls, one name per call.
 
         Raises:
@@ -130,7 +130,7 @@ class ChatFormat:
     def _split_reply_frame(
         self, messages: Sequence[Message], called: Sequence[str], probes: Sequence[str]
     ) -> tuple[Message, Sequence[Message], str]:
-        """Return the answered turn, its answers, and the text that the template writes after it.
+        """Return the policy's turn, the messages that answer it, and the template's text after that turn with probes.
 
         Some templates write only one call per turn, or none. The turn then has fewer calls than the policy made.
         """
@@ -269,7 +269,7 @@ def check_single_place(name: str, frame: str) -> str:
 
 
 def fill_frame(frame: str, text: str) -> str:
-    """Return `frame` with `text` in its place. Braces in `text` stay as they are."""
+    """Return `frame` with its placeholder `{}` replaced by `text`. Braces in `text` stay as they are."""
     # Not `str.format`, because the frame may contain other braces.
     prefix, _, suffix = frame.partition("{}")
     return prefix + text + suffix

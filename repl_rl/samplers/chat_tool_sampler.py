@@ -36,7 +36,7 @@ from repl_rl.tasks import Task
 from repl_rl.trajectory.trajectory import Execution, LineEnd, LineStatus, Prompt, Trajectory
 
 ANSWERED, FAILED = "tools/answered", "tools/failed"
-"""Names of the rewards of a turn, one per call."""
+"""Names of rewards. Each call of a turn gives the turn one reward: for a result, or for a failure."""
 Reveal = Literal["verdict", "nothing"]
 """Result of a check that the policy sees: `verdict` is right or wrong, `nothing` only acknowledges the answer."""
 _log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class ChatToolSampler(RolloutSampler):
             _log.warning("%s", warning)
 
     def fallback(self, renderer: Renderer) -> str | None:
-        """See `RolloutSampler.fallback`. Calls may be read by one of our formats."""
+        """See `RolloutSampler.fallback`. It reports that calls are parsed by a format of this package."""
         reader = self._get_format(renderer)[1]
         if not reader.is_own_format:
             return None
@@ -148,7 +148,10 @@ class ChatToolSampler(RolloutSampler):
             episode.observe(chat.encode_reply(messages, episode.limits.max_observation_tokens, names))
 
     def _get_known_tool_name(self, call: ToolCall | ToolResult) -> str:
-        """Return the tool name for the message with a call's result. Unknown names never enter the template's glue."""
+        """Return the tool name for the message with a call's result.
+
+        The first tool's name replaces an unknown name, whose text could form control tokens in the chat template.
+        """
         return call.name if isinstance(call, ToolCall) and call.name in self.toolbox.functions else self._first
 
     def make_call_runner(self, episode: Episode) -> RunToolCall:
@@ -240,7 +243,7 @@ def check_answer(answer: str) -> str:
     Args:
         answer: The answer, for example "18".
     """
-    raise NotImplementedError("each rollout has its own: see JudgeToolSampler.make_call_runner")
+    raise NotImplementedError("this only declares the tool; JudgeToolSampler.make_call_runner runs its calls")
 
 
 class JudgeToolSampler(ChatToolSampler):

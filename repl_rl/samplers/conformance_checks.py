@@ -87,9 +87,10 @@ class SessionRecording:
     undone_chunks: list[UndoneChunk] = field(default_factory=list)
 
     def add_observed(self, ids: Sequence[int]) -> None:
-        """Record given ids.
+        """Record ids that the session received as input.
 
-        They are observed, unless they start with a chunk that was taken back here. That chunk was then chosen.
+        They count as observed. If they start with a chunk that was undone at this position, that chunk was chosen, and
+        keeps its log probabilities.
         """
         # Several undone chunks may begin here. The longest that fits was chosen.
         undone = (t for t in self.undone_chunks if t.position == len(self.ids) and t.ids == (*ids[: len(t.ids)],))
@@ -216,7 +217,7 @@ class _RecordingSession:
 
 
 class CompletionRecorder(RolloutSampler):
-    """Sampler that plays a rollout as another sampler, and records if that ended without an error."""
+    """Wrapper around a sampler that records whether its rollout ended without an error."""
 
     def __init__(self, inner: RolloutSampler) -> None:
         self._inner = inner
@@ -312,7 +313,7 @@ class SamplerFixture:
 
 
 SamplerCheck = Callable[[SamplerFixture], Coroutine[None, None, None]]
-"""Check of one promise. Its name, with spaces, is that of its row."""
+"""Function that checks one guarantee. Its name, with spaces for underscores, names its row in the table."""
 
 
 def assert_promise(promise: bool, text: str) -> None:
@@ -329,7 +330,7 @@ async def the_prompt_is_the_same_for_all_rollouts_of_a_task(fixture: SamplerFixt
 
 
 async def every_rollout_ends(fixture: SamplerFixture) -> None:
-    """Check that rollouts end for any text of the policy, without the help of the wall clock."""
+    """Check that each rollout ends before its wall-clock limit, for any text of the policy."""
     trajectories = await fixture.make_rollouts(fixture.make_recording_engine()).collect(fixture.tasks)
     failures = [t.failure.message for t in trajectories if t.failure is not None]
     assert_promise(not failures, f"{len(failures)} of {len(trajectories)} rollouts failed: {'; '.join(failures[:1])}")
@@ -489,7 +490,7 @@ async def errors_of_the_engine_pass(fixture: SamplerFixture) -> None:
 
 
 async def errors_of_the_console_pass(fixture: SamplerFixture) -> None:
-    """Check that the sampler does not catch a console failure of ours, which drops the rollout."""
+    """Check that the sampler does not catch a sandbox fault, which must drop the rollout."""
     sandbox = FaultySandbox(fixture.sandbox)
     for task in fixture.tasks:
         sessions_before = sandbox.sessions
@@ -603,7 +604,7 @@ def _run_check(check: SamplerCheck, fixture: SamplerFixture, timeout_s: float) -
 
 
 def _run_in_new_loop(coroutine: Coroutine[None, None, None]) -> None:
-    """Run `work` like `asyncio.run`, but do not wait for tasks that ignore their cancellation."""
+    """Run `coroutine` like `asyncio.run`, but do not wait for tasks that ignore their cancellation."""
     loop = asyncio.new_event_loop()
     loop.set_exception_handler(lambda _loop, _context: None)
     try:

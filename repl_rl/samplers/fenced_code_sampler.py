@@ -33,7 +33,7 @@ COMMENT = "# {}"
 _ERROR_POSITION = re.compile(
     r"^Traceback \(most recent call last\):\n(?:  .*\n)+|^  File \"<stdin>\", line \d+\n(?:    .*\n)*", re.MULTILINE
 )
-"""Position of an error in a traceback or in the text of a syntax error."""
+"""Lines that show the position of an error: frames of a traceback, or file and code of a syntax error."""
 _EXEC_FRAME = '  File "<stdin>", line 1, in <module>\n'
 """Frame of the line that executes a block."""
 _BLOCK_FRAME = re.compile(r'^  File "<block>", line \d+, in ', re.MULTILINE)
@@ -131,7 +131,7 @@ def normalize_block_result(result: LineResult) -> LineResult:
 
 
 def extract_error_message(result: LineResult) -> str:
-    """Return the printed text of a line; of an error only its message, without the position."""
+    """Return the printed text of a line. If the line failed, the traceback frames or the position are removed."""
     return _ERROR_POSITION.sub("", result.text) if result.status.is_error else result.text
 
 

@@ -29,7 +29,7 @@ OPENING = re.compile(r"^```(?:python|py)[ \t]*\n", re.MULTILINE)
 FENCE = "```"
 """Beginning of a line that closes a block."""
 _LINE_END = re.compile(r"\A[ \t]*```|\n")
-"""End of a line of code, or its closing fence. Nothing after the fence is sampled before its newline."""
+"""Pattern that ends the sampling of a line: its newline, or a closing fence at its beginning."""
 TEXT_TOKENS = 1024
 """Default token budget of a text outside of a block."""
 SYSTEM = (
@@ -107,7 +107,7 @@ class FencedLineSampler(RolloutSampler):
         Args:
             episode: the rollout.
             text: text that was sampled together with the opening fence.
-            cell: lines that the console waits to complete.
+            cell: lines of an incomplete cell, which the console has received already.
         """
         buffer = LineBuffer()
         while True:
@@ -144,7 +144,8 @@ class FencedLineSampler(RolloutSampler):
 def _complete_statements(lines: Sequence[str], cell: Sequence[str], is_closed: bool) -> list[str]:
     """Return the physical lines to run for `lines`, with the blank lines that end open block statements.
 
-    `cell` has the lines that the console waits to complete. The end of a block of code ends its block statement too.
+    `cell` has the lines of an incomplete cell in the console. If `is_closed`, the fenced block has ended, so an open
+    block statement ends as well.
     """
     run: list[str] = []
     for line in lines:
@@ -156,7 +157,7 @@ def _complete_statements(lines: Sequence[str], cell: Sequence[str], is_closed: b
 
 
 def _find_open_cell(trajectory: Trajectory) -> list[str] | None:
-    """Return the lines that the console waits to complete in the block that is open. None means that none is open."""
+    """Return the lines of the incomplete cell in the open code block. None means that no code block is open."""
     in_block, cell = False, list[str]()
     for line in trajectory.lines:
         if in_block:

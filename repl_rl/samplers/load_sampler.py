@@ -25,12 +25,12 @@ SAMPLERS: Registry[RolloutSampler] = Registry("sampler", {kind.kind: kind for ki
 
 
 def choose_sampler(tasks: str, sampler: str) -> str:
-    """Return the sampler for `tasks` if `sampler` was chosen.
+    """Return the name of the sampler to use for `tasks`, with its options. `sampler` is the user's choice.
 
-    If the source of the tasks has its own sampler, that one replaces `repl`.
+    If the task source requires a sampler, it replaces the default `repl`.
 
     Raises:
-        ConfigError: another sampler was chosen for such a source, or its sampler for other tasks.
+        ConfigError: the source requires a sampler and the user chose another, or the chosen one is for other sources.
     """
     kind, _, place = tasks.partition(":")
     chosen = NameWithOptions.parse("sampler", sampler)

@@ -77,8 +77,8 @@ RespondFn = Callable[[Exchange], Feedback | Awaitable[Feedback]]
 """Function of the user that answers a turn, plain or async. A plain one must not block, since other rollouts wait
 meanwhile."""
 MakeResponder = Callable[[Task], RespondFn]
-"""Function that makes the responder of one rollout, such as a class with a `__call__`. Its `close()`, plain or async,
-is called at the end if there is one, even after an error."""
+"""Function that makes the responder of one rollout, such as a class with a `__call__`. If the responder has a method
+`close`, plain or async, it is called at the end of the rollout, even after an error."""
 ReassignRewards = Callable[[Sequence[float]], Sequence[float]]
 """Function from the turns' own rewards to the rewards that they are credited with, one per turn."""
 
@@ -153,7 +153,8 @@ class FeedbackSampler(RolloutSampler):
             respond: answers a turn; it serves all rollouts.
             interaction: makes a responder per rollout, which may store the conversation. It replaces `respond`.
             max_assistant_turns: turns of the policy, >= 1.
-            max_user_turns: answers to it, >= 0, not counting the task. None means one less than the policy's turns.
+            max_user_turns: feedback messages to the policy, >= 0. The task's question does not count. None means one
+                less than the policy's turns.
             reassign: distributes the rewards of the turns over the turns, once, at the end.
             discount: factor on the worth of a right answer per later turn, in (0, 1]. With 0.9, an answer that is
                 right in the third turn has an outcome of 0.81. The task still counts as solved.

@@ -58,8 +58,8 @@ class ToolResult:
 
 
 RunToolCall = Callable[[ToolCall | ToolResult], Awaitable[ToolResult]]
-"""Function that runs a call, or returns the result of a text that is not a call. Errors of the called function do not
-pass."""
+"""Function that runs a `ToolCall`, and returns a `ToolResult` unchanged. Errors of the called function become a result,
+and are not raised."""
 ParseCallsFn = Callable[[str], Sequence[ToolCall | ToolResult]]
 """Function from the text of a turn to its calls in order. Text that looks like a call and is not one gives a
 `syntax_error`."""
@@ -155,7 +155,7 @@ def detect_call_parser(chat: ChatFormat) -> ToolCallParser:
 
 
 def _iterate_response_templates(tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[str, PreTrainedTokenizerBase]]:
-    """Yield the origin of a response template, and a tokenizer that has it: those for this very template come first."""
+    """Yield pairs of a response template's origin and a tokenizer with it. Those for this chat template come first."""
     if getattr(tokenizer, "response_template", None) is not None:
         yield "model", tokenizer
     # Imported here: it imports datasets, which takes seconds.
@@ -240,10 +240,10 @@ def make_syntax_error(message: str) -> ToolResult:
 
 
 def validate_tool_schema(name: str, schema: Mapping[str, object]) -> None:
-    """Reject a schema with which no call can be validated.
+    """Reject a tool schema that is malformed or names an unknown type.
 
     Raises:
-        ConfigError: with the tool, the place in its schema, and the expected content.
+        ConfigError: the schema is invalid; the message names the tool, the field, and the expected content.
     """
     function = schema.get("function")
     if schema.get("type") != "function" or not isinstance(function, Mapping) or function.get("name") != name:
@@ -422,7 +422,7 @@ class Toolbox:
                 hanging_threads.add(thread)
 
     async def _wait_with_timeout(self, awaitable: Awaitable[object], name: str) -> tuple[LineStatus, str]:
-        """Return the outcome of `work`. After the timeout, `work` is abandoned, even if it ignores its cancellation."""
+        """Return status and text of `awaitable`. It is abandoned after the timeout, even if it ignores cancellation."""
         task = asyncio.ensure_future(_get_result_text(awaitable))
         # Retrieve the exception of abandoned work, so that asyncio does not log it.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -199,7 +199,7 @@ class _ViewBuilder:
 
     def _bind_tree(self, path: Path) -> None:
         if path in self._folders & set(_OURS):
-            raise _make_missing_error(path, "is a folder of which each console has its own")
+            raise _make_missing_error(path, "is a folder that each console replaces by a separate one")
         if not self.is_covered(path):
             self.bind_at(path, path)
             self._trees.add(path)

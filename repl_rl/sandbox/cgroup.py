@@ -1,6 +1,6 @@
 """Control group that limits the memory and CPU of all consoles of a sandbox together.
 
-Version 2 requires write access to a group that delegates the `memory` controller: that of this process or one above.
+Version 2 requires write access to a group that delegates the `memory` controller: this process's group or an ancestor.
 Version 1 requires write access to the groups of this process, which needs root.
 """
 
@@ -224,7 +224,7 @@ def _unlock(locks: list[int]) -> None:
 
 
 def _remove_stale_groups(parent: Path) -> None:
-    """Remove the folders of killed processes."""
+    """Remove unlocked group folders below `parent`, which killed processes left behind."""
     for folder in parent.glob(f"{_PREFIX}*-*"):
         # The folder is locked, removed, or owned by another user. None of these may prevent a new group.
         with contextlib.suppress(OSError):

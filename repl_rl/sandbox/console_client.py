@@ -60,11 +60,11 @@ _CREDENTIALS = struct.Struct("3i")
 """`struct ucred`: process, user, group."""
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(2 * struct.calcsize("i"))
 _HAS_ENDED = -1
-"""Number of the process of a pidfd, in /proc, once its parent has read its status."""
+"""Value of `Pid` in /proc/self/fdinfo for a pidfd whose process has ended, and was reaped by its parent."""
 _INTERRUPT, _KILL = b"I", b"K"
 """Orders, as in `sandbox/repl_kernel/timeout_supervisor.py`."""
 _FORKED, _READY, _INTERRUPTED, _TEXT, _DIED = b"B", b"R", b"S", b"T", b"D"
-"""First byte of each packet from there."""
+"""First byte of each packet from the supervisor, which is the type of the packet."""
 
 # Constants of a console.
 
@@ -79,7 +79,7 @@ _MAX_MESSAGES_PER_WAKEUP = 64
 """Messages that are read before other callbacks of the event loop run."""
 _QUEUED_MESSAGES = 64
 _NEVER = -1
-"""Disables reconnecting. A lost connection ends the console, and another console may listen at its address next."""
+"""ZeroMQ interval that disables reconnecting, because another console may later listen at the same address."""
 
 # Plain numbers: combining and converting the library's enumerations takes longer than sending a frame.
 _DONTWAIT = int(zmq.DONTWAIT)
@@ -361,7 +361,7 @@ class SupervisorClient:
             self._record_death(_parse_death(rest, text) if packet_type == _DIED else ConsoleDeath(None, text))
 
     def _is_sent_by_itself(self, packet: _SupervisorPacket) -> bool:
-        """Return True if the sender handed over itself. Any other process must not be killed through this handle."""
+        """Return True if the packet's pidfd refers to its sender. No other process may be killed through the pidfd."""
         if len(packet.descriptors) != 2:
             return False
         pid = _read_pid_of_pidfd(packet.descriptors[0])

@@ -67,7 +67,7 @@ _UNREACHABLE = re.compile(r"registry|pull access denied|manifest|no such host|di
 OWNER = "repl_rl.owner"
 """Label of a container that holds the number of the process that started it."""
 _USER = 64_000
-"""User of a container that root starts. Another user's containers have that user's number."""
+"""User id in a container that root starts. A container that another user starts runs with that user's id."""
 _HOST_FOLDER = "/run/host"
 """Folder in a container with the socket of this process."""
 _PROCESSES = 2048
@@ -169,7 +169,7 @@ def connect_to_docker() -> Daemon:
 
 
 def validate_hardening(info: Mapping[str, object]) -> None:
-    """Reject a daemon that would start a container without part of its hardening, and only warn about it.
+    """Reject a daemon that would start a container without some hardening options, with only a warning.
 
     `info`: report of `docker info`.
 

@@ -32,7 +32,7 @@ _START_TIMEOUT_S = 120.0
 """Time for a fork server to import everything, seconds."""
 _READY_TIMEOUT_S = 30.0
 _DEATH_REPORT_S = 2.0
-"""Time for the report of a death after its first signs, seconds."""
+"""Time for the supervisor to report the death of a workspace process whose socket is closed, seconds."""
 _STOP_TIMEOUT_S = 10.0
 """Time for a process without namespaces to end after its consoles, seconds. After it, the process is killed."""
 _PACKET_BYTES = 65_536
@@ -85,8 +85,9 @@ class SpawnSocket:
         return self.is_broken
 
     async def open_console(self, limits: Limits, *, uid: int, decide: bool) -> ConsoleSession:
-        """Return a fresh console, ready for its first line. `uid` is its user outside; 0 means that of the forking
-        process.
+        """Return a fresh console, ready for its first line.
+
+        `uid` is the console's user id outside of its namespaces; 0 means the user id of the forking process.
 
         Raises:
             SandboxFault: the console died or was not ready in time.
@@ -211,8 +212,8 @@ class WorkspaceProcess:
         return self._supervisor.exit_info is None and not self._spawn_socket.is_broken
 
     async def open_console(self, limits: Limits, *, decide: bool) -> ConsoleSession:
-        """As `SpawnSocket.open_console`. Consoles of one workspace share one user outside, and each has its own
-        namespaces."""
+        """As `SpawnSocket.open_console`. Consoles of one workspace have separate namespaces, and the same user id
+        outside of them."""
         return await self._spawn_socket.open_console(limits, uid=0, decide=decide)
 
     def close(self) -> None:
@@ -556,7 +557,7 @@ class WorkspacePool:
         starting: int,
         shared: bool,
     ) -> None:
-        """`starting`: consoles that start at the same time; `shared`: a workspace has one process for all consoles."""
+        """`starting`: maximum consoles that start at once; `shared`: one process serves all consoles of a workspace."""
         self._prepare = prepare
         self._open_console = open_console
         self._start_slots = asyncio.Semaphore(starting)

@@ -175,7 +175,7 @@ class PendingCell:
         return code
 
     def update_from_result(self, result: LineResult) -> bool:
-        """Record the result of a line. Return True if it was the last line."""
+        """Record the result of a line. Return True if the console accepts no further line after it."""
         if not result.incomplete:
             self._cell.reset()
         return result.status in (LineStatus.ANSWERED, LineStatus.EXITED)

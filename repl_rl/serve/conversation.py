@@ -48,7 +48,10 @@ class Conversation:
 
     @property
     def open(self) -> bool:
-        """True if a further turn can follow: the console is kept, is not in a cell, and ended at most by an answer."""
+        """True if a further turn can follow.
+
+        This requires that the console is kept, has no open cell, and was ended by an answer or not at all.
+        """
         return self._shared_sandbox is not None and self._shared_sandbox.is_reusable
 
     def build_next_prompt(self, continuation: Prompt) -> Prompt:
@@ -58,7 +61,7 @@ class Conversation:
     async def play_turn(
         self, task: Task, prompt: Prompt, seed: int, temperature: float, observer: RolloutObserver
     ) -> Trajectory:
-        """Play a turn named after its task. `prompt` is that of the task, or the result of `build_turn_prompt`.
+        """Play a turn, whose rollout gets the id of `task`. `prompt` is the task's prompt, or from `build_turn_prompt`.
 
         Raises:
             EngineError, InvariantError, UserCodeError: see `Rollouts.run_observed`.
@@ -97,11 +100,11 @@ def build_follow_up_prompt(renderer: Renderer, template: str, question: str, ver
     the policy's turn is ended if the policy has not ended it. The question is the next user message.
 
     Args:
-        renderer: of the policy.
+        renderer: the renderer of the policy.
         template: the prompt template of the first question, see `Renderer.build_prompt`.
-        question: the next one.
-        version: of the Python in the sandbox.
-        history: everything before.
+        question: the next question.
+        version: the version of Python in the sandbox.
+        history: text and ids of all earlier turns, prompts included.
 
     Raises:
         ConfigError: the chat template cannot write such a message.

@@ -56,8 +56,8 @@ class ConversationStore:
     async def open_turn(self, request: GenerationRequest, owner: str) -> AsyncIterator[StoredConversation]:
         """Yield the conversation of a turn, a new or a kept one.
 
-        It ends after the turn unless it `keep_after_turn`. A kept one also remains if the turn did not reach its
-        console.
+        The conversation ends after the turn, unless `keep_after_turn` is True. An earlier kept conversation also
+        remains if the turn did not reach the console.
 
         Raises:
             RequestError: the conversation does not exist, is busy or has other messages, or the limit is reached.

@@ -26,8 +26,9 @@ from typing import Annotated, Generic, TypeVar, get_args, get_origin, get_type_h
 
 import tyro
 
-from repl_rl.deprecated_names import OLD_SETTINGS
 from repl_rl.deprecations import REMOVED_IN, rename_keys
+from repl_rl.deprecations.old_names import OLD_SETTINGS
+from repl_rl.deprecations.removed_settings import REMOVED, without_removed
 from repl_rl.errors import ConfigError
 from repl_rl.settings.bounded_toml import MOST_BYTES, TooLong, parse_toml
 from repl_rl.settings.component_options import (
@@ -56,7 +57,6 @@ from repl_rl.settings.function_tables import (
 )
 from repl_rl.settings.help_pages import TYRO_CONFIG, HelpSuffix, asks_for_help, get_common_names, print_help
 from repl_rl.settings.model_defaults import format_default, get_pretrained_default
-from repl_rl.settings.removed_settings import REMOVED, without_removed
 from repl_rl.settings.toml_values import (
     collect_table_words,
     format_toml_value,
@@ -77,7 +77,7 @@ _TYPE_REMEDIES: Mapping[object, str] = {int: "give one whole number", float: "gi
 _HELP_PARTS = ("Argument helptext", "For full helptext")
 """First words of the parts of an error message that repeat the help."""
 UNRECORDED: Mapping[str, bool] = {"unrecorded": True}
-"""Metadata of a field that `dump_toml` leaves out, because it permits something to one command only."""
+"""Metadata of a field that `dump_toml` leaves out, because its permission applies to the current command only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +87,11 @@ class ParsedSettings(Generic[T]):
     config: T
     """The settings. An unset field has the default of its class."""
     files: Sequence[tuple[Path, Mapping[str, object]]]
-    """Dotted keys and values per file, the preset first. A name whose options were given apart from it is left out."""
+    """Dotted keys and values per file, the preset first. A component with options in keys or flags is left out."""
     flags: frozenset[str]
     """Dotted names of the settings that flags set."""
     with_defaults: Callable[[Mapping[str, object]], T]
-    """Function from other defaults, by dotted name, to the settings. Files and flags win. It raises as `parse`."""
+    """Function that parses the same files and flags with other defaults, by dotted name. Errors: see `parse`."""
 
     @property
     def explicit_names(self) -> Set[str]:
@@ -187,7 +187,9 @@ def _find_owner(tables: Collection[str], dotted: str) -> str:
 
 
 def get_renamed_settings(known: Collection[str], tables: Collection[str]) -> Mapping[str, str]:
-    """Return the new name of each old one that this command has, and that is no setting of it itself.
+    """Return the old names of this command's settings, each with its new name.
+
+    An old name is left out if a current setting begins with its first part, unless the new name does, too.
 
     Args:
         known: dotted names of the settings.

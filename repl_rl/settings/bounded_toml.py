@@ -5,7 +5,7 @@ import tomllib
 from collections.abc import Mapping
 
 MOST_BYTES = 1 << 20
-"""Largest file of settings, bytes. A recorded prompt is most of one, and a file has a few kB."""
+"""Maximum size of a settings file, bytes. A usual file has a few kB, and most of it is a recorded prompt."""
 MOST_PARTS = 32
 """Largest number of parts in a dotted key, tables included. No setting has more than four."""
 MOST_LETTERS = 256
@@ -20,7 +20,7 @@ _NO_KEYS = re.compile(
     r"|#[^\n]*",
     re.DOTALL,
 )
-"""A text or a comment. An endless one matches too, so that no part of a file is searched twice."""
+"""Pattern for a string or a comment. It also matches an unterminated string, so that no text is searched twice."""
 _LONG_KEY = re.compile(rf"(?<![\w-])(?:[\w-]+[ \t]*\.[ \t]*){{{MOST_PARTS}}}", re.ASCII)
 """Key with more than `MOST_PARTS` parts, where a letter replaces each text."""
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Annotated, get_args, get_origin, get_type_hints
 
-from repl_rl.deprecated_names import OLD_TYPES
 from repl_rl.deprecations import REMOVED_IN
+from repl_rl.deprecations.old_names import OLD_TYPES
 from repl_rl.errors import ConfigError
 from repl_rl.settings.component_registry import (
     NameWithOptions,
@@ -83,7 +83,7 @@ def get_component_fields(kind: type, prefix: str = "") -> Mapping[str, Component
 def merge_options(
     components: Mapping[str, ComponentField], files: Iterable[DottedSettings], flags: Sequence[str]
 ) -> tuple[list[DottedSettings], list[str]]:
-    """Replace the type and options of each component, in files and flags, by its text.
+    """Merge each component's type and options, from files and flags, into one text, which becomes the last source.
 
     The later source wins, and a later type drops the options of an earlier one. Within one file, and on the command
     line, options belong to the type given there. Without a type there, they belong to the type of the source before.

@@ -27,8 +27,8 @@ from importlib.metadata import EntryPoint, entry_points
 from types import FrameType, ModuleType, NoneType, UnionType
 from typing import Annotated, ClassVar, Generic, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from repl_rl.deprecated_names import OLD_OPTIONS
 from repl_rl.deprecations import keeps_old_names, translate_function
+from repl_rl.deprecations.old_names import OLD_OPTIONS
 from repl_rl.errors import ConfigError, ReplRLError, UserCodeError
 from repl_rl.settings.value_bounds import check_value
 
@@ -245,7 +245,7 @@ def component(type: str, **options: bool | int | float | str) -> str:
         ConfigError: the type has options in parentheses.
     """
     if "(" in type:
-        raise ConfigError("component", type, "give its options as arguments of their own")
+        raise ConfigError("component", type, "give its options as keyword arguments")
     return str(NameWithOptions(type, options))
 
 

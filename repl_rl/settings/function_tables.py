@@ -75,6 +75,12 @@ def read_option_table(setting: str, value: object, *, silent: bool = False) -> d
     return table
 
 
+def split_names(value: str | Sequence[str]) -> tuple[str, ...]:
+    """Return a list of names. Each text may have several with commas between, as in older versions."""
+    texts = [value] if isinstance(value, str) else value
+    return tuple(name.strip() for text in texts for name in text.split(",") if name.strip())
+
+
 def is_function_table(hint: object) -> bool:
     """Return True if the annotation is that of a table of weights or of options."""
     return hint in (WeightTable, OptionTable)
@@ -105,7 +111,7 @@ def expand_function_tables(
 
 
 def parse_table_words(hint: object, setting: str, words: Iterable[str]) -> Mapping[str, object]:
-    """Return the open table of the words of the command line, in the form of its annotation.
+    """Build the table of a setting from words of the command line. Its annotation `hint` selects the form of the words.
 
     Raises:
         ConfigError: see `read_weight_table` and `read_option_table`.

@@ -46,7 +46,7 @@ class PretrainedDefault:
     compute: Callable[[ModelDefaultsContext], Scalar | None]
     """Function that returns the default. None means the default of the class."""
     depends_on_sizes: bool = False
-    """True if the default depends on the sizes of the update, which have defaults themselves."""
+    """True if the default depends on `rows_per_step` or `steps`, so it is computed after their own defaults."""
 
     @classmethod
     def constant(cls, value: Scalar) -> "PretrainedDefault":
@@ -66,7 +66,7 @@ class PretrainedDefault:
 
     @classmethod
     def on_shared_gpu(cls, value: Scalar, *, unless_async: bool = False) -> "PretrainedDefault":
-        """Return a default for training on the GPU on which vLLM samples, which would leave the trainer no memory.
+        """Return a default for training on the GPU where vLLM samples. Otherwise vLLM leaves the trainer no memory.
 
         With `unless_async`, it does not apply if rollouts run during the update.
         """
@@ -91,7 +91,7 @@ class PretrainedDefault:
     def eighth_of_run(cls, most: int) -> "PretrainedDefault":
         """Return a default that is an eighth of the run's steps, rounded down, at most `most`.
 
-        The learning rate is 0 in the first step of a warm-up, so a run of a few steps has none.
+        The learning rate is 0 in the first step of a warm-up, so a run of fewer than 8 steps has no warm-up.
         """
         return cls(f"an eighth of the steps, at most {most}", lambda facts: min(most, facts.steps // 8), True)
 

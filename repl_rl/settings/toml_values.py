@@ -66,7 +66,7 @@ def collect_table_words(
     pairs: Iterable[tuple[str, object]],
     bare: Mapping[str, Sequence[str]],
 ) -> dict[str, list[str]]:
-    """Return the words per open table: those of files, which `bare` words replace, then those of flags.
+    """Return the words `KEY=VALUE` per open table: from files or, if given, from `bare`, then from flags.
 
     Args:
         known: annotations of the open tables by dotted name.
@@ -149,7 +149,7 @@ def format_toml_key(key: str) -> str:
 
 
 def _format_key(where: str, key: str, hint: object) -> str:
-    """Return a key with underscores for hyphens. A table of functions may have module:function, and an option of it."""
+    """Return a key with underscores for hyphens. In a table of functions, `module:function.option` is valid, too."""
     name = key.replace("-", "_")
     form = r"[^\W\d]\w*" if hint == Mapping[str, Scalar] else r"[\w.]+(:\w+(\.\w+)?)?"
     if not re.fullmatch(form, name):

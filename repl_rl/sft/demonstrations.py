@@ -58,9 +58,10 @@ class DemonstrationMix:
     guess: float
     """Share that submits at once, without computing anything."""
     mistake: float
-    """Share that makes another mistake, and recovers from it or gives up."""
+    """Share with a mistake other than an immediate guess, such as a syntax error. Only some of them recover."""
     surprise: float = 0.0
-    """Share that gets lines with another result than the question asks for, and learns to submit their output."""
+    """Share whose code has other numbers and words than the question. The code is context; only the submission of its
+    output is learned."""
 
     @property
     def correct(self) -> float:
@@ -303,7 +304,7 @@ class DemonstrationProtocol:
     printed_pattern: re.Pattern[str]
     """Pattern that finds the printed text in an observation, as its one group."""
     by_line: bool
-    """True if each line is one chunk; False if each piece of the plan is."""
+    """True if the policy writes one line per engine call; False if it writes one piece of the plan per call."""
 
 
 PROTOCOLS = MappingProxyType(

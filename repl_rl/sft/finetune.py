@@ -131,7 +131,7 @@ def run_finetuning(
 
     An older policy of a fine-tuning in `out` is replaced; anything else there is refused.
 
-    The trained policy equals the sampled one: ids that `renderer` forbids have probability 0.
+    Ids that `renderer` forbids have probability 0 in training, as they have in sampling.
 
     Returns the last step's loss in nats per learned token.
 

@@ -5,9 +5,10 @@ from typing import Protocol
 
 Record = Mapping[str, object]
 MAX_RECORD_BYTES = 32 << 20
-"""Longest record that is read, bytes.
+"""Largest uncompressed size of a record that is read, bytes.
 
-A trajectory of a million tokens is smaller. Compressed, such a record may have a thousandth of these bytes.
+A trajectory of a million tokens is smaller than this limit. On disk, a record of this size may be a thousand times
+smaller.
 """
 MAX_UNPACK_RATIO = 100
 """Maximum number of bytes that are unpacked per byte on disk, beyond one record. Text does not compress that well."""
@@ -59,12 +60,12 @@ class ParquetFile(Protocol):
 
 
 def compute_max_unpacked_bytes(size: int) -> int:
-    """Return the most bytes that are unpacked of `size` bytes on disk."""
+    """Return the limit on the unpacked size of a file that has `size` bytes on disk, bytes."""
     return MAX_RECORD_BYTES + MAX_UNPACK_RATIO * size
 
 
 def describe_size_error(max_bytes: int) -> str:
-    """Return the reason to stop at a file that unpacks to more than `most` bytes."""
+    """Return the error text for a file that unpacks to more than `max_bytes`."""
     return (
         f"it unpacks to more than {max_bytes:,} bytes, {MAX_UNPACK_RATIO} times what is on disk; the rest is not read"
     )
@@ -85,7 +86,7 @@ def compute_claimed_bytes(metadata: Metadata) -> int:
 
 
 def read_parquet_records(file: ParquetFile, max_bytes: int) -> Iterator[Record]:
-    """Yield the rows of a Parquet file, in batches that take about `most` bytes at most."""
+    """Yield the rows of a Parquet file. At most about `max_bytes` bytes are decoded at once."""
     # A dictionary holds a text once for any number of rows, so each row may take as much as the whole file.
     total_bytes = sum(chunk.total_uncompressed_size for chunk in _list_chunks(file.metadata))
     batch_size = min(_MAX_BATCH_ROWS, max(1, max_bytes // max(1, total_bytes)))

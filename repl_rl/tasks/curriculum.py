@@ -18,7 +18,8 @@ class CurriculumConfig:
     uniform_share: float = 0.2
     """Share of draws that is uniform over all families, regardless of their solve rates, in (0, 1]."""
     decay: float = 0.98
-    """Factor on the weight of an outcome per later outcome of its family, in (0, 1]; 1 forgets nothing."""
+    """Factor that multiplies the weight of a family's earlier outcomes at each new outcome, in (0, 1]. 1 weighs all
+    outcomes equally."""
 
     def __post_init__(self) -> None:
         for name in ("uniform_share", "decay"):
@@ -112,7 +113,7 @@ class Curriculum:
         saved = json.loads(memory)
         tasks = {task.id: task for family in self._tasks.values() for task in family}
         if unknown := sorted({id for ids in saved["left"].values() for id in ids} - tasks.keys()):
-            raise ConfigError("task id", unknown[0], "the saved curriculum has it; give the same tasks")
+            raise ConfigError("task id", unknown[0], "the saved curriculum has this task; resume with the same tasks")
         version, words, gauss = saved["dice"]
         self._rng.setstate((version, tuple(words), gauss))
         # Keep the order of the families, because `choices` adds up the weights in it.
@@ -135,7 +136,7 @@ def _parse_level(family: str) -> int:
 def assign_tasks(
     curriculum: Curriculum, slots: Sequence[str], group_size: int, process: int = 0, processes: int = 1
 ) -> Sequence[str]:
-    """Draw task ids for the rollouts of this process, one task per group of the whole step. They replace `slots`.
+    """Draw one task per group of the step, and return the task ids of this process's rollouts in place of `slots`.
 
     The rollouts of all processes form one sequence, process by process, and a group may span two processes. Every
     process draws for the whole step. Curricula that are built alike and record the same outcomes therefore stay equal.

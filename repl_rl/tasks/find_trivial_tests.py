@@ -9,7 +9,7 @@ from collections.abc import Sequence, Set
 _ENDS = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 """Statements after which the rest of their block never runs."""
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-"""Nodes whose `yield` belongs to another function."""
+"""Nested functions. A `yield` in one does not make the enclosing function a generator."""
 _HARMLESS = frozenset({"print", "range"})
 """Functions whose calls test nothing."""
 _SHOWN = (
@@ -32,8 +32,8 @@ _SHOWN = (
 def can_fail(body: Sequence[ast.stmt], tested: Set[str] = frozenset()) -> bool:
     """Return False if the code provably tests nothing.
 
-    A test is an `assert` whose condition may be false, a `raise`, or a call. Calls of the functions in `tested` are no
-    tests. An expression that is only a comparison is none either.
+    A test is an `assert` whose condition may be false, a `raise`, or a call. A call of a function in `tested` does not
+    count as a test. A statement that is only a comparison does not count either.
     """
     harmless = _HARMLESS | tested
     nodes: list[ast.AST] = list(_find_reachable(body))
@@ -80,9 +80,9 @@ def is_always_true(condition: ast.expr) -> bool:
 
 
 def find_mistake(statement: ast.stmt) -> str | None:
-    """Return what to change in a statement that looks like a test and is none, or None.
+    """Return the correction of a statement that looks like a test but tests nothing; None for other statements.
 
-    These are `f(2) == 4` without `assert`, and `assert (f(2) == 4, "message")`. `assert True` is no mistake.
+    Examples are `f(2) == 4` without `assert`, and `assert (f(2) == 4, "message")`. `assert True` is accepted.
     """
     match statement:
         case ast.Expr(value=ast.Constant(value=str() | None)) | ast.Assert(test=ast.Constant()):

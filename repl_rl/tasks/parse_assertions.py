@@ -101,7 +101,7 @@ def find_isclose_names(nodes: Sequence[ast.AST]) -> Set[str]:
 
 
 def qualify_isclose(statement: ast.stmt, names: Set[str]) -> None:
-    """Give the `math.isclose` of an assertion its full name, which needs no import to be split."""
+    """Replace an imported name of `math.isclose` in an assertion by its full name, so that it can be split."""
     match statement:
         case ast.Assert(test=ast.Call(func=func) as call) if _get_dotted_name(func) in names:
             call.func = ast.parse(_ISCLOSE, mode="eval").body

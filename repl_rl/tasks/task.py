@@ -1,6 +1,7 @@
-"""Tasks with their follow-up questions, the train / held-out split, and expressions of weighted judges.
+"""Tasks with their follow-up questions, the train / held-out split, and weighted judges.
 
-An expression names several judges with weights: `numeric + 0.2*my_judges:format`.
+`Task.judge` holds several judges as one expression, such as `numeric + 0.2*my_judges:format`. Settings, and rows of
+files, give them as a table of names and weights.
 """
 
 import hashlib

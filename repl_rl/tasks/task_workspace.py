@@ -43,7 +43,8 @@ class Workspace:
     preload: tuple[str, ...] = ()
     """Modules that are imported in advance, so that a line that imports them costs nothing."""
     told: str | None = None
-    """Description in the prompt, one line. None lists names, types and sizes; "" shows nothing."""
+    """Description of the workspace in the prompt, one line. None generates a list of names, types and sizes; "" leaves
+    the description out."""
     content: bytes = field(init=False, repr=False)
     """The whole workspace as JSON, in canonical form."""
     digest: str = field(init=False)

@@ -17,9 +17,10 @@ class CheckpointSchedule:
     """Settings of the checkpoint schedule: the limits, and the number of states to keep."""
 
     every_s: float = 60.0
-    """Largest loss of work, seconds, or one step if that takes longer. With 0, no step is ever lost."""
+    """Largest training time that a crash may lose, seconds, or one step if a step takes longer. 0 saves after each
+    step, as far as `max_time_share` allows."""
     max_time_share: float = 0.01
-    """Largest share of wall clock time for saving, in (0, 1]. If that is too little, more work can be lost."""
+    """Largest share of wall clock time for saving, in (0, 1]. It can delay saves, so that more work is lost."""
     keep_last: int = 2
     """Number of newest states to keep; the second one is for the case that the newest is damaged."""
 
@@ -68,8 +69,9 @@ def parse_checkpoint_schedule(text: str) -> CheckpointSchedule | None:
 class CheckpointTimer:
     """Timer of the checkpoint schedule, read at the end of each step.
 
-    A save is due once the next step would exceed `CheckpointSchedule.every_s`. It also waits until the cost of the last
-    save is at most `CheckpointSchedule.max_time_share` of the time since then.
+    A save is due if both conditions hold. The time since the last save, plus one more step, reaches
+    `CheckpointSchedule.every_s`. The cost of the last save is at most `CheckpointSchedule.max_time_share` of the time
+    since that save.
     """
 
     def __init__(self, schedule: CheckpointSchedule, clock: Callable[[], float] = time.monotonic) -> None:
@@ -91,5 +93,5 @@ class CheckpointTimer:
         self._saved_s = self._clock()
 
     def record_cost(self, seconds: float) -> None:
-        """Record the processor time of the last save, seconds: copying and writing together."""
+        """Record the cost of the last save, seconds: wall clock time of copying plus processor time of writing."""
         self._cost_s = seconds

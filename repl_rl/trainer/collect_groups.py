@@ -23,7 +23,7 @@ from repl_rl.trajectory.trajectory import Trajectory
 
 
 class TaskSampler(RepeatSampler):
-    """TRL's order of tasks, of which later steps can be read without drawing them."""
+    """TRL's sampler of tasks. It can also preview the tasks of later steps, without a change of its random state."""
 
     @classmethod
     def from_sampler(cls, sampler: RepeatSampler) -> "TaskSampler":
@@ -59,14 +59,14 @@ class TaskSampler(RepeatSampler):
 
 @dataclass(frozen=True, slots=True)
 class SyncedStep:
-    """Facts of a step that show if the rollout source has the trainer's weights."""
+    """Data of one step for the check that the rollout source samples with the trainer's weights."""
 
     rollouts: Sequence[Trajectory]
     """Rollouts of this process, as training uses them."""
     ages: Tensor
     """Staleness of each token, int64, (B, T), in optimizer steps; -1 for tokens that were not sampled."""
     policy_step: int
-    """Number of optimizer steps behind the trainer's policy."""
+    """Number of optimizer steps applied to the trainer's policy so far."""
     trainer: GRPOTrainer
     """The trainer, with its policy."""
     mismatch: LogprobMismatch
@@ -77,8 +77,8 @@ class GroupSampler:
     """Group sampler that waits for the rollouts of a step, and samples each group once.
 
     The rollouts of all processes form one list, process by process, and a group may span two processes. Subclasses
-    sample more than that (`plugins/dynamic_sampling.py`, `plugins/async_rollouts.py`). Every process decides and draws
-    for the whole step from the same data, so all processes agree.
+    replace groups (`plugins/dynamic_sampling.py`) or sample later steps early (`plugins/async_rollouts.py`). Every
+    process decides and draws for the whole step from the same data, so all processes agree.
     """
 
     samples_during_update = False
@@ -114,7 +114,7 @@ class GroupSampler:
         return tuple(self._collect_checked(self._choose_tasks(slots), step))
 
     def record_outcomes(self, entries: Sequence[GroupEntry]) -> Mapping[str, float]:
-        """Record the rollouts of a step that are trained on, of all processes; return metrics of their tasks."""
+        """Record the outcomes of all processes' trained rollouts in the curriculum; return metrics of their tasks."""
         if self._curriculum is None:
             return {}
         # All processes record the same outcomes, so their curricula agree.

@@ -16,9 +16,10 @@ from typing import Annotated, Literal
 
 from repl_rl.credit.advantage_estimators import get_estimator_options, uses_line_rewards
 from repl_rl.credit.rewards import RewardTable
-from repl_rl.credit.truncated_rollouts import StopPolicy
-from repl_rl.deprecated_names import OLD_TYPES
+from repl_rl.credit.stop_policy import StopPolicy
 from repl_rl.deprecations import keeps_old_names
+from repl_rl.deprecations.old_names import OLD_TYPES
+from repl_rl.deprecations.removed_settings import refuse_removed_type
 from repl_rl.engine.config import Dtype
 from repl_rl.errors import ConfigError
 from repl_rl.settings.component_options import HasOptions
@@ -26,7 +27,6 @@ from repl_rl.settings.component_registry import NameWithOptions, get_options, va
 from repl_rl.settings.function_tables import WeightTable, read_weight_table
 from repl_rl.settings.help_pages import COMMON
 from repl_rl.settings.model_defaults import DTYPE, PretrainedDefault, format_default
-from repl_rl.settings.removed_settings import refuse_removed_type
 from repl_rl.settings.value_bounds import Above, AtLeast, check_fields
 from repl_rl.trainer.optional_packages import require_peft, require_sinks
 
@@ -43,7 +43,7 @@ examples. Adapters need about ten times that: "LoRA Without Regret" (Schulman et
 
 
 def _has_options(name: str, get_table: Callable[[], Mapping[str, Callable[..., object]]]) -> HasOptions:
-    """Return the marker of a component that is in a table below, by type."""
+    """Return the annotation marker of the setting `name`; `get_table` returns the table of its component types."""
 
     def get_component_options(kind: str) -> Mapping[str, object]:
         table = get_table()
@@ -75,7 +75,8 @@ class TrainerConfig:
     num_mini_batches: Annotated[int, AtLeast(1)] = 1
     """Mini-batches per step, >= 1, drawn at random; each pass makes one optimizer step per mini-batch."""
     per_device_batch_size: Annotated[int, AtLeast(0), PretrainedDefault.largest_divisor(8, 2), COMMON] = 0
-    """Rollouts per forward pass of one process, a divisor of its share of a mini-batch; 0 takes all of them at once."""
+    """Rollouts per forward pass of one process. It must divide the rollouts per process and mini-batch. 0 puts
+    all of these into a single pass."""
     learning_rate: Annotated[
         float,
         Above(0),
@@ -102,13 +103,14 @@ class TrainerConfig:
     importance_sampling: Annotated[str, _has_options("importance_sampling", lambda: IMPORTANCES)] = "token_truncate"
     """Correction of the logprob mismatch between sampler and trainer, by importance sampling ratios. token_truncate
     cuts the ratio of each token to cap = 2.0. token_mask drops tokens above cap, and token_band also drops those below
-    low = 0.5. Without `max_staleness_steps`, none corrects nothing. A mismatch above the option tolerance, in nats, at
-    a token of the current policy stops the run. The default tolerance is 1e-3 if both compute in float32, else 1.0,
-    because rounding in bfloat16 alone moves single tokens by tenths of a nat."""
+    low = 0.5. `none` disables the correction; it is valid only if `max_staleness_steps` is 0. A mismatch above the
+    option `tolerance` (nats per token) stops the run; tokens of older policies are not checked. The default tolerance
+    is 1e-3 if sampler and trainer compute in float32. Otherwise it is 1.0, because rounding in bfloat16 alone moves
+    single log probabilities by tenths of a nat."""
     max_staleness_steps: Annotated[int, AtLeast(0)] = 0
-    """Steps whose rollouts run while the policy is updated, >= 0; 0 alternates rollouts and update. The engine loads
-    new weights between two lines. So a line is at most this many steps older than the policy that trains on it, unless
-    `group_sampling` is a window."""
+    """Number of later steps whose rollouts may run during the update of the current step, >= 0. With 0, rollouts and
+    updates alternate. The engine loads new weights between two lines. So a line is at most this many steps older than
+    the policy that is trained on it, unless `group_sampling` is `fifo_window`."""
     group_sampling: Annotated[str, _has_options("group_sampling", lambda: GROUP_SAMPLING_TYPES)] = ""
     """Group sampling. dynamic_sampling replaces groups whose outcomes are all equal, in at most max_rounds = 2 rounds.
     With `max_staleness_steps`, fifo_window takes the groups that finish first, among in_flight_share = 0.3 of the
@@ -123,12 +125,13 @@ class TrainerConfig:
     --trainer.line-rewards NAME ..., or with a weight as --trainer.line-rewards.first-error 0.6."""
     potentials: WeightTable = field(default_factory=dict)
     """Potentials: functions like those of `line_rewards`, which score how promising the console is before each line,
-    such as --trainer.potentials.error-potential 0.6. Only the differences are paid, so they cannot be farmed."""
+    such as --trainer.potentials.error-potential 0.6. Only the change of the score from line to line is a reward,
+    which prevents reward farming."""
     stops: StopPolicy = field(default_factory=StopPolicy)
-    """Stops whose rollouts are masked or penalised."""
+    """Stop reasons (`Stop`) whose rollouts are excluded from training (masked) or get a lower outcome (penalised)."""
     fast_logprobs: bool = True
-    """Score only sampled tokens, once per step if that suffices. False uses TRL's own passes, with log probabilities
-    that equal TRL's bit for bit."""
+    """Compute log probabilities of sampled tokens only. If possible, the loss reuses the forward pass that scored the
+    rollouts. False uses TRL's own passes, with log probabilities that equal TRL's bit for bit."""
     prefix_sharing: Literal["auto", "off"] = "auto"
     """Prefix sharing: the common beginning of rollouts passes through the model once, if that saves enough. "off"
     scores each rollout alone. Only with `fast_logprobs`."""
@@ -160,7 +163,9 @@ class TrainerConfig:
         for name, value in unused.items():
             if value and not uses_line_rewards(self.estimator):
                 raise ConfigError(
-                    f"{name} with estimator 'outcome'", value, "that one ignores line rewards; leave it out"
+                    f"{name} with estimator 'outcome'",
+                    value,
+                    "this estimator ignores line rewards; leave the setting out, or choose another estimator",
                 )
         if self.lora_rank:
             require_peft(self.lora_rank)
@@ -176,7 +181,10 @@ class TrainerConfig:
         return parse_importance(self.importance_sampling)[1].cap
 
     def compute_logprob_tolerance(self, sampled_in: Dtype = "auto") -> float:
-        """Return the largest allowed difference of one log probability to a sampler in that number format, nats."""
+        """Return the allowed difference per token between the log probabilities of sampler and trainer, nats.
+
+        `sampled_in` is the number format of the sampler.
+        """
         return parse_importance(self.importance_sampling)[1].compute_tolerance(self.dtype, sampled_in)
 
     def count_rows_per_step(self, processes: int = 1) -> int:

@@ -32,8 +32,8 @@ from repl_rl.utils.processes import choose_gpu, get_world_size
 
 _GIB = 1 << 30
 _VLLM_SHARE = 0.92
-"""Share of the GPU's memory that must be free when vLLM 0.32 starts, and that it takes without `kv_cache_gib`. See
-`gpu_memory_utilization`, and `request_memory` in `vllm/v1/worker/utils.py`."""
+"""Share of the GPU's memory that must be free when vLLM 0.32 starts. vLLM takes this share if `kv_cache_gib` is not
+set. See `gpu_memory_utilization`, and `request_memory` in `vllm/v1/worker/utils.py`."""
 _DTYPE_BYTES: dict[Dtype, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "auto": 2}
 """Bytes per number. "auto" means bfloat16 on a GPU."""
 _OPTIMIZER_BYTES = {
@@ -41,8 +41,8 @@ _OPTIMIZER_BYTES = {
     "adamw_torch": 8,
     "adamw_8bit": 2,
 }
-"""Bytes of optimizer state per trained parameter, without momentum. The paged optimizer may leave the GPU, and
-Adafactor keeps hardly any state."""
+"""Bytes of optimizer state per trained parameter, without the momentum of `sgd`. Any other optimizer counts as 0:
+paged state can leave the GPU, and Adafactor keeps hardly any state."""
 
 
 def validate_run(rollouts: RolloutConfig, config: TrainerConfig, tasks: int, workers: str = "local") -> None:
@@ -124,9 +124,9 @@ def validate_model(
         forbidden_ids: returns the ids that are never sampled; called only if forbidding one could fail.
 
     Raises:
-        ConfigError: transformers does not know the model; its weights are incomplete or would be saved differently. Or
-            its logits are not supported, it routes at random in training, the engine takes no new weights, an id
-            cannot be forbidden, or a weight sync has no room for the weights.
+        ConfigError: transformers does not know the model; its weights are incomplete or would be saved differently. Its
+            logits are not supported, or it chooses experts at random in training. The engine cannot load new weights,
+            an id cannot be forbidden, or no folder has room for a weight sync.
     """
     found = load_skeleton(folder)
     validate_deterministic_model(found.model.config)

@@ -160,7 +160,7 @@ class ForwardPass:
     tree: PrefixTree | None = None
     """Tree of rows with common prefixes. None means plain rows."""
     score_index: Tensor | None = None
-    """(N,), index of each of these tokens among the scores of the pass. None means the same order."""
+    """(N,), index of each token of `flat_index` in the scores of the pass. None means that the orders are equal."""
 
 
 def build_row_passes(

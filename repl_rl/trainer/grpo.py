@@ -79,12 +79,12 @@ class TrainBatch:
     metrics: dict[str, float]
     """Metrics of reward shaping, lengths, groups and curriculum, over all processes."""
     line_reward_sums: dict[str, float]
-    """Mean sum of a rollout's line rewards per name of a reward, over all processes."""
+    """Per reward name: sum over the lines of a rollout, averaged over the rollouts of all processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredBatch:
-    """Log probabilities of these rollouts under the trainer's policy, and their mismatch with the sampler's."""
+    """Log probabilities of a step's rollouts under the trainer's policy, and their mismatch with the sampler's."""
 
     mismatch: LogprobMismatch
     logprobs: Tensor
@@ -118,7 +118,7 @@ class Scoring(Enum):
     REFERENCE = auto()
     """The same rollouts under the reference model."""
     LOSS = auto()
-    """Rows of a loss."""
+    """Rows of the current loss under the trained policy."""
 
 
 MakeScorerFn = Callable[
@@ -163,11 +163,11 @@ class ReplGRPOTrainer(GRPOTrainer):
     train_batch: TrainBatch
     """Rollouts of the current step, unset before the first step."""
     scored_batch: ScoredBatch
-    """Log probabilities of these rollouts under the trainer's policy, and their mismatch."""
+    """Log probabilities of the current step's rollouts, and their mismatch between trainer and sampler."""
     _scoring = Scoring.ROLLOUTS
     """Purpose of TRL's next call for log probabilities."""
     _loss_rows: Tensor
-    """Rows of the step in the current loss, by number."""
+    """Indices of the rows of `TrainBatch.rows` that the current loss uses."""
 
     def __init__(
         self,
@@ -181,8 +181,8 @@ class ReplGRPOTrainer(GRPOTrainer):
     ) -> None:
         """
         Args:
-            model: policy to train. Ids that `source` never samples get probability 0 in it, too, from now on. With
-                `args.beta`, the model as given, without adapters, is the reference model.
+            model: policy to train. From now on, it gives probability 0 to ids that `source` never samples. If
+                `args.beta` is not 0, its initial weights, without adapters, are the reference model.
             tokenizer: tokenizer of the policy.
             task_ids: tasks to train on.
             source: rollout source.
@@ -332,7 +332,7 @@ class ReplGRPOTrainer(GRPOTrainer):
         )
 
     def _count_padded_rows(self, row_count: int) -> int:
-        """Return the number of rows per process: the largest one of any process, rounded up to fill TRL's parts."""
+        """Return the rows per process: the largest count of any process, rounded up to a multiple of TRL's batches."""
         counts: list[int] = gather_object([row_count])
         parts: int = self.args.steps_per_generation
         return -(-max(counts) // parts) * parts
@@ -420,7 +420,7 @@ class ReplGRPOTrainer(GRPOTrainer):
 
     @property
     def _needs_single_pass(self) -> bool:
-        """True if the first scoring of a step also serves its only loss, and so keeps its graph."""
+        """True if the only loss of a step reuses the first scoring, which must therefore keep its autograd graph."""
         is_single_batch = self.args.steps_per_generation * self.num_iterations == 1
         return is_single_batch and not self.args.gradient_checkpointing
 

@@ -81,7 +81,7 @@ class Staleness:
     def from_ages(cls, ages: Tensor, steps: int) -> "Staleness":
         """Compute staleness from `ages`, (B, T), in optimizer steps, with -1 for tokens that were not sampled.
 
-        `steps` is the number of optimizer steps per step.
+        `steps` is the number of optimizer steps per training step, that is, per batch of rollouts.
         """
         stale_steps = ages[ages >= 0].float() / steps
         if not len(stale_steps):

@@ -130,7 +130,8 @@ def collect_on_first_process(task_ids: Sequence[str], play: CollectFn) -> list[T
 
     Args:
         task_ids: task ids of this process; may be empty.
-        play: called in the first process with the ids of all processes in order; groups across two processes are whole.
+        play: called only in the first process, with the ids of all processes in rank order. A group that spans two
+            processes is therefore complete in the call.
     """
     requested: list[Sequence[str]] = gather_object([list(task_ids)])
     # The first process plays; each process takes its part of all trajectories.
@@ -152,7 +153,7 @@ class LeaderRolloutWorkers(RolloutWorkers):
 
 
 class FollowerRolloutClient:
-    """Context manager: the same worker pool in another process, which starts none. It satisfies `RolloutClient`."""
+    """`RolloutClient` of a process other than the first: it starts no workers, and the first process plays for it."""
 
     stats = RolloutStats()
     """Empty statistics, because the first process reports for all."""

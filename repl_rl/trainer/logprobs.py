@@ -114,7 +114,7 @@ TOKENS_PER_PASS_GPU = 16384
 
 @dataclass(frozen=True, slots=True)
 class ScoringBatch:
-    """Rollouts to score, with masks of the step that they belong to."""
+    """Padded rollouts to score: all rows of a training step, or some. Both masks cover all rows of that step."""
 
     input_ids: Tensor
     """(b, S), prompts padded on the left, completions on the right; the rows of a whole step, or some of them."""
@@ -162,7 +162,7 @@ class LogprobScorer:
         return {}
 
     def score_step(self, model: ScoringModel, batch: ScoringBatch, keep_graph: bool) -> TokenScores:
-        """Return the scores of a whole step. With `keep_graph`, its only update takes its gradients from them."""
+        """Return the scores of a whole step. `keep_graph` keeps their autograd graph for the step's only update."""
         # Rows without effect on the loss need no graph. Scores of rows that are left out are 0, so a sum combines both.
         with torch.no_grad():
             other_scores = self._score_rows(model, batch, batch.sampled_mask, ~batch.learning_rows)

@@ -24,7 +24,7 @@ class RolloutSource(Protocol):
 
         All processes of a training call this at the same time, and a process may request none.
 
-        `policy_step` is the number of optimizer steps behind the policy to sample from; each trajectory carries it.
+        `policy_step` is the number of optimizer steps applied to the policy to sample from. Each trajectory records it.
         """
 
     def load_weights(self, folder: Path, policy_step: int) -> None:

@@ -8,7 +8,7 @@ from accelerate.utils import gather_object
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from repl_rl.credit.credited_trajectory import LineCredit
-from repl_rl.credit.truncated_rollouts import StopPolicy
+from repl_rl.credit.stop_policy import StopPolicy
 from repl_rl.trainer.grpo import ReplGRPOTrainer, compute_line_credits
 from repl_rl.trainer.plugins.periodic_evaluation import PeriodicEvaluator
 from repl_rl.trainer.plugins.trackers import PREFIX, Trackers

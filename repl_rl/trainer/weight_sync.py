@@ -28,7 +28,7 @@ WEIGHTS = "model.safetensors"
 _HEADER = 16 << 20
 """Additional room for the names in a file of weights, bytes."""
 SHARED = Path("/dev/shm")
-"""Folder in memory."""
+"""Folder of the shared-memory file system, whose files are in RAM."""
 
 WarnFn = Callable[[str], None]
 """Callback for one line of text about a fallback to a slower method."""

@@ -36,7 +36,7 @@ class CellStatus(StrEnum):
     INCOMPLETE = "incomplete"
     """The console would prompt for a continuation line."""
     SEND = "send"
-    """Only the console can decide, or it would run (or refuse) the cell now."""
+    """Send the cell to the console: it would run or refuse the cell now, or only the console can decide."""
 
 
 class CellBuffer:
@@ -118,11 +118,11 @@ class TypedLineTracker:
         return self._buffer.carry
 
     def check_typed(self, text: str, ran: tuple[str, ...], at_end: bool = False) -> bool:
-        """Match the next line. Return True if the console ran the physical lines that it closed, as many as it
-        accepted.
+        """Return True if the console ran the physical lines that `text`, the policy's next line, completes.
 
-        `at_end` means that an end token closed the line, and with it an open cell. The result is False if no part of
-        the line ran, or if other text ran, such as the code between two fences.
+        The console may have accepted only the first of these, so `ran` may be shorter. `at_end` means that an end token
+        ended the line, which also closes an open cell. The result is False if no part of the line ran, or if other
+        text ran, such as the code between two fences.
         """
         # Work on a copy, so that a mismatch changes nothing.
         next_buffer = LineBuffer(self._buffer.carry)

@@ -56,12 +56,12 @@ _ERRORS = frozenset(
 
 
 class LineEnd(StrEnum):
-    """End of a line's token record."""
+    """Reason for which the sampling of a line ended."""
 
     NEWLINE = "newline"
     """Its last token contains a newline."""
     MATCH = "match"
-    """A sampler's watch requested a stop after its last token."""
+    """The sampler's stop condition (the watch) matched after the last token of the line."""
     EOS = "eos"
     """Its last token is an end token of the vocabulary."""
     LENGTH = "length"
@@ -147,7 +147,7 @@ class Alternative:
     advantage: float | None = None
     """Advantage that its tokens are trained with, set by its sampler. None means that they are not trained."""
     policy_step: int = 0
-    """Optimizer steps behind the policy that wrote it."""
+    """Number of optimizer steps applied to the policy before it wrote this continuation."""
 
     def __post_init__(self) -> None:
         check_policy_step("Alternative.policy_step", self.policy_step)
@@ -164,15 +164,16 @@ class Line:
     logprobs: tuple[float, ...]
     """Log probability of each token, nats, <= 0."""
     text: str
-    """The decoded tokens, newline included. It is a caption and is never re-encoded."""
+    """Decoded text of `token_ids`, newline included. It is never encoded again to get token ids."""
     end: LineEnd
     execution: Execution | None = None
     """Result in the console. None means that no console was asked to run it."""
     rewards: tuple[NamedReward, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
-    """Other lines that were written here, in order, if a sampler requested several and chose this one."""
+    """Rejected continuations at this position, in order, if the sampler requested several and chose this line."""
     policy_step: int = 0
-    """Optimizer steps behind the policy that wrote it. Weights can change between two lines of a rollout."""
+    """Number of optimizer steps applied to the policy before it wrote this line. Weights can change between two lines
+    of a rollout."""
 
     def __post_init__(self) -> None:
         check_policy_step("Line.policy_step", self.policy_step)
@@ -183,7 +184,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Start of a rollout. Its ids are sent, and its text is shown."""
+    """Start of a rollout. The engine receives `token_ids`; `text` is only for display."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -195,7 +196,7 @@ class Prompt:
 
     @property
     def key(self) -> str:
-        """Short name, equal for equal ids. Groups compare it, also across processes."""
+        """Hash of the token ids. All rollouts of a group must have the same key, also across processes."""
         return hashlib.blake2b(repr(self.token_ids).encode(), digest_size=16).hexdigest()
 
 
@@ -328,8 +329,8 @@ class Trajectory:
     """Sampled and observed segments, alternately."""
     stop: Stop
     policy_step: int
-    """Optimizer steps behind the policy that learns from the rollout, or is evaluated; 0 is the starting policy. Each
-    line names the one that wrote it."""
+    """Number of optimizer steps applied to the policy that is trained on the rollout, or evaluated with it. 0 means the
+    starting policy. `Line.policy_step` is the number for the policy that wrote a line."""
     seed: int
     """Seed of its draws, if the engine seeds sessions."""
     wall_s: float
@@ -345,10 +346,10 @@ class Trajectory:
     parent: str = ""
     """Id of the trajectory whose call this one was sampled for; "" for an independent rollout."""
     outcomes: tuple[NamedReward, ...] = ()
-    """Parts of the outcome by source: judges, the sampler. () means that it is a single judge's value."""
+    """Parts that add up to `outcome`, from judges and the sampler. () means that `outcome` is one judge's value."""
     grade: float | None = None
-    """Unweighted value of the task's first judge, next to an outcome of several parts. None means that the judge did
-    not run."""
+    """Unweighted value of the task's first judge, set only if `outcome` consists of parts. None means that the judge
+    did not run, or, without parts, that `outcome` itself is the grade."""
     workspace: WorkspaceContent | None = None
     """Initial content of its console. None means an empty console."""
 
@@ -431,7 +432,7 @@ class Trajectory:
             )
 
     def with_id(self, id: str, children: Sequence["Trajectory"] = ()) -> "Trajectory":
-        """Return the rollout under another id, with `children` of another record before its own."""
+        """Return a copy with another id. `children` are put before the children of this rollout."""
         # Children name their parent, so they change as well.
         renamed_children = tuple(replace(child, parent=id) for child in (*children, *self.children))
         return replace(self, id=id, children=renamed_children)
@@ -541,7 +542,7 @@ class OutcomeClaims:
     value: NamedReward | None = None
     """Outcome that replaces the judges' value. None keeps the judges' value."""
     added: tuple[NamedReward, ...] = ()
-    """Additions to either value."""
+    """Rewards that are added to `value`, or to the judges' value if `value` is None."""
 
     def with_claim(self, value: float, name: str, add: bool) -> "OutcomeClaims":
         """Return the claims with one more. Of several that set the outcome, the last one counts.

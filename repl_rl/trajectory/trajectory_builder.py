@@ -37,7 +37,7 @@ class RolloutSpec:
     prompt: Prompt
     seed: int
     policy_step: int
-    """Optimizer steps behind the policy that the rollout is for. Each line names the one that wrote it."""
+    """Number of optimizer steps applied to the policy that is trained on the rollout, or evaluated with it."""
 
 
 def derive_seed(name: str) -> int:
@@ -115,11 +115,11 @@ class EpisodeRecorder:
             raise ConfigError("episode.observe()", observation.text[:40], "an observation follows a sampled line")
         if self.last_line.end is LineEnd.LENGTH:
             raise ConfigError(
-                "episode.observe()", observation.text[:40], "a cut line ends the rollout; check its `ended`"
+                "episode.observe()", observation.text[:40], "a cut line has ended the rollout; check `episode.ended`"
             )
         execution = self.last_line.execution
         if execution is not None and execution.status is LineStatus.SANDBOX_FAULT:
-            raise ConfigError("episode.observe()", observation.text[:40], "our console failed; let SandboxFault pass")
+            raise ConfigError("episode.observe()", observation.text[:40], "the console failed; re-raise SandboxFault")
         self._items.append(observation)
         self._observer.on_item(observation)
 

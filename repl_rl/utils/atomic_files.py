@@ -144,7 +144,7 @@ def write_text_atomically(final: Path, text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OutputFolder:
-    """A kind of folder that a verb writes, and the marks by which it is recognised."""
+    """Kind of folder that a subcommand (verb) of `repl-rl` writes, and the marks by which it is recognised."""
 
     verb: str
     """Verb on the command line. It is written into the folder before anything else."""

@@ -89,8 +89,8 @@ def read_maker(folder: Path) -> str:
 def is_private(folder: Path, prefix: str) -> bool:
     """Return True if a process of this program made `folder` for itself alone, under a name that begins with `prefix`.
 
-    The name is no proof, because a user may have given it. The folder must be empty, or have a lock file that names no
-    verb.
+    The name is no proof, because a user may have chosen it. The folder must also hold nothing but a lock file, or its
+    lock file must name no command.
     """
     if not _PRIVATE_NAME.fullmatch(folder.name.removeprefix(prefix)) or not folder.name.startswith(prefix):
         return False

@@ -146,7 +146,7 @@ class ConsoleRelay:
         self, source: socket.socket, request: RelayReply, descriptors: Sequence[int], key: bytes = b""
     ) -> SupervisedProcess:
         if not self._alive:
-            raise ConsoleUnavailable(self._get_log_tail())
+            raise ConsoleUnavailable(f"the fork server did not start: {self._get_log_tail()}")
         process = SupervisedProcess()
         self._processes.append(process)
         # The key travels on the console's own socket, which the fork server does not read.

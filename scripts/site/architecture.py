@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2] / "repl_rl"
 
 FLOORS = (
-    ("errors", "deprecated_names"),
+    ("errors",),
     ("deprecations", "utils"),
     ("settings", "tasks"),
     ("trajectory", "models"),

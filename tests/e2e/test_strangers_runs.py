@@ -228,9 +228,9 @@ def test_the_config_that_was_read_is_checked_as_its_file_was(read: RolloutConfig
 
 @pytest.mark.parametrize("text", ["--help", "--sampler=evil_plugin:f", "-x", "--"])
 def test_a_text_of_a_run_that_begins_with_a_hyphen_is_that_text(text: str, stranger: Path) -> None:
-    says(stranger, f"preload = {json.dumps(text)}\n[chat]\nkey = {json.dumps(text)}")
+    says(stranger, f"[chat]\nkey = {json.dumps(text)}")
     assert RolloutConfig.from_run(stranger) == RolloutConfig(
-        preload=text, chat_template_kwargs={"key": text}, add_bos_token=False, prompt_space="observed"
+        chat_template_kwargs={"key": text}, add_bos_token=False, prompt_space="observed"
     )
 
 

@@ -54,7 +54,7 @@ def test_a_training_whose_words_go_nowhere_is_finished(tmp_path: Path, stdout: s
     [
         ("runs", CLOSED, 0, ""),
         ("runs", READ_BY_NOBODY, 141, ""),
-        ("runs", FULL, 2, "standard output is 'not to be written'; No space left on device"),
+        ("runs", FULL, 2, "standard output is 'not writable'; No space left on device"),
         ("--help", FULL, 2, "No space left on device"),
         ("--help", READ_BY_NOBODY, 141, ""),
         ("", FULL, 2, "No space left on device"),

@@ -293,7 +293,22 @@ PLAYED = {
     "context_tokens": OWN_CONTEXT,
     **{name: value for name, value in PRETRAINED.items() if name.startswith("rollout.")},
 }
-SFT = {"learning.learning_rate": 2e-5, "learning.per_device_batch_size": 8, "learning.dtype": "bfloat16"}
+SFT = {
+    "learning.steps": 200,
+    "learning.batch_size": 32,
+    "learning.per_device_batch_size": 8,
+    "learning.learning_rate": 2e-5,
+    "learning.warmup_steps": 10,
+    "learning.dtype": "bfloat16",
+}
+SFT_ON_A_CPU = {
+    "learning.steps": 16,
+    "learning.batch_size": 16,
+    "learning.per_device_batch_size": 2,
+    "learning.learning_rate": 2e-4,
+    "learning.warmup_steps": 2,
+    "learning.dtype": "float32",
+}
 VERBS: Mapping[str, tuple[type[RolloutConfig], str, Mapping[str, object]]] = {
     "sft": (SftConfig, "--samples 1", {**PLAYED, **SFT}),
     "eval": (EvalConfig, "", {**PLAYED, "count": 240}),
@@ -309,13 +324,23 @@ def test_every_verb_that_opens_a_policy_has_them(verb: str, models: Mapping[str,
     asked: ParsedSettings[RolloutConfig] = parse_with_sources(
         kind, verb, ["--model", str(models["chat"]), *flags.split()]
     )
-    config = apply_model_defaults(asked, update=lambda config: UpdateInfo(rows_per_step=32), gpus=NEW)
+    config = apply_model_defaults(asked, update=lambda config: UpdateInfo(rows_per_step=32, steps=200), gpus=NEW)
     assert config.policy is asked.config.policy  # a model of the hub is asked for once
     found = resolved(config)
     assert set(get_model_dependent_fields(kind)) == set(expected)
     assert {name: found.get(name) for name in expected} == expected
     usual: ParsedSettings[RolloutConfig] = parse_with_sources(kind, verb, flags.split())
     assert apply_model_defaults(usual, gpus=NEW) == usual.config
+
+
+def test_a_fine_tuning_without_a_gpu_has_the_sizes_of_make_pretrained(models: Mapping[str, Path]) -> None:
+    asked = parse_with_sources(SftConfig, "sft", ["--model", str(models["chat"]), "--data", "demonstrations"])
+
+    def describe(config: SftConfig) -> UpdateInfo:
+        return UpdateInfo(rows_per_step=config.learning.batch_size, steps=config.learning.steps)
+
+    found = resolved(apply_model_defaults(asked, update=describe, gpus=NONE))
+    assert {name: found[name] for name in SFT_ON_A_CPU} == SFT_ON_A_CPU
 
 
 def test_demonstrations_and_the_check_of_a_sampler_have_the_prompt_of_the_model(models: Mapping[str, Path]) -> None:

@@ -39,8 +39,10 @@ def test_type_checkers_see_the_new_names_only(tmp_path: Path) -> None:
     package = tmp_path / "repl_rl"
     package.mkdir()
     (package / "__init__.py").touch()
-    for module in ("deprecations", "errors"):  # alone: the checker need not read the rest of the package
-        shutil.copy(Path(deprecations.__file__).with_name(f"{module}.py"), package)
+    # Alone: the checker need not read the rest of the package.
+    ours = Path(deprecations.__file__).parent
+    shutil.copytree(ours, package / "deprecations")
+    shutil.copy(ours.parent / "errors.py", package)
     (package / "aged.py").write_text(
         "from repl_rl.deprecations import module_getattr\n"
         "new = 1\n"

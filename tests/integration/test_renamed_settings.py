@@ -10,7 +10,7 @@ from repl_rl.cli.eval import EvalConfig
 from repl_rl.cli.serve import ServeConfig
 from repl_rl.cli.sft import SftConfig
 from repl_rl.cli.train import TrainConfig
-from repl_rl.deprecated_names import OLD_SETTINGS
+from repl_rl.deprecations.old_names import OLD_SETTINGS
 from repl_rl.errors import ConfigError
 from repl_rl.rollout_config import RolloutConfig
 from repl_rl.runs.run_metadata import read_settings
@@ -18,6 +18,7 @@ from repl_rl.settings.argument_parser import build_flags_class, iterate_flag_nam
 
 VALUES: Mapping[str, str] = {
     "against": "other.json", "bos": "false", "chat": "", "conversations": "3", "drain_s": "3.0", "eval_every": "3",
+    "group_judge": "mine:f", "judge": "exact", "trainer.potential": "error_potential",
     "fleet": "ray://head:6379", "idle_s": "3.0", "learning.micro_batch": "8", "overshoot": "carry", "states": "never",
     "trainer.ahead": "1", "trainer.checkpointing": "true", "trainer.fast": "false",
     "trainer.groups": "refill", "trainer.importance": "token_mask", "trainer.micro_batch": "8",

@@ -22,7 +22,7 @@ from repl_rl.runs.report import build_payload, render_page, write_report
 from repl_rl.runs.report.report_data import build_detail, find_error_class, shorten_text
 from repl_rl.runs.store import build_transitions, write_step
 from repl_rl.trajectory.console_text import TEXT_CHARS
-from repl_rl.trajectory.trajectory import Execution, LineStatus, Observed, Sampled
+from repl_rl.trajectory.trajectory import Execution, Failure, FailureKind, LineStatus, Observed, Sampled, Stop
 from tests.support.processes import wait_for
 from tests.support.reports import data_of, pick, served, size, text, unpacked
 from tests.support.run_folders import HOSTILE, TOKENS, TRACE, calling, credit, line, rollout, run_folder
@@ -76,6 +76,14 @@ def test_a_rollout_is_drawn_with_its_calls_and_what_was_sampled_for_them_has_the
     assert [pick(each, "lines", 0, "advantage") for each in (child, inner)] == [1.0, None]
     assert (pick(child, "outcome"), pick(child, "prompt")) == (None, "What is child?\n>>> ")
     assert pick(build_detail(CreditedTrajectory(t)), "children", 0, "lines", 0, "advantage") is None
+
+
+def test_a_child_that_failed_on_our_side_is_not_drawn_as_trained() -> None:
+    t = calling(rollout(0, "one", 0))
+    failure = Failure(FailureKind.SANDBOX_FAULT, "lost")
+    failed = replace(t.children[0], failure=failure, stop=Stop.FAULT, outcome=None)
+    lost = replace(t, children=(failed, *t.children[1:]))
+    assert pick(build_detail(CreditedTrajectory(lost, credit(lost))), "children", 0, "trained") is False
 
 
 def test_of_many_calls_the_first_are_drawn_and_the_others_counted() -> None:

@@ -73,7 +73,7 @@ def test_a_run_of_the_version_before_keeps_its_engine_options_its_preload_and_it
     assert world.engine == Vllm(cpu_threads=1, request_mode=RequestMode.REQUEST)
     assert (world.context_tokens, world.dtype) == (256, "bfloat16")
     assert world.sandbox == Docker(memory_mb=2048)
-    assert (world.preload, world.newline_tokens, world.concurrency) == ("json", "carry", 32)
+    assert (world.preload, world.newline_tokens, world.concurrency) == (("json",), "carry", 32)
     assert world.limits == Limits(memory_mb=700)
     assert world.rollout == RolloutLimits(max_lines=5)
     sampler = load_sampler(world.sampler)
@@ -139,9 +139,9 @@ def test_what_a_run_says_beside_its_world_is_known() -> None:
 
 
 def test_a_world_is_found_again_in_the_settings_of_its_run(tmp_path: Path) -> None:
-    config = TrainConfig(engine="transformers", sandbox="unsafe", preload="json", concurrency=4, name="mine")
+    config = TrainConfig(engine="transformers", sandbox="unsafe", preload=("json",), concurrency=4, name="mine")
     world = RolloutConfig.from_run(written(tmp_path, dump_toml(config)), sandbox="unsafe")
-    assert world == RolloutConfig(engine="transformers", sandbox="unsafe", preload="json", concurrency=4)
+    assert world == RolloutConfig(engine="transformers", sandbox="unsafe", preload=("json",), concurrency=4)
 
 
 def test_trajectories_of_no_run_have_the_default_world(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_trajectories_of_no_run_have_the_default_world(tmp_path: Path) -> None:
 
 
 def test_consoles_have_the_limits_and_the_preloads_of_their_world() -> None:
-    world = RolloutConfig(sandbox="unsafe", preload="json, colorsys", limits=Limits(output_bytes=256))
+    world = RolloutConfig(sandbox="unsafe", preload=("json", "colorsys"), limits=Limits(output_bytes=256))
 
     async def work() -> tuple[str, str]:
         async with world.open_consoles(warm=1) as sandbox, sandbox.session() as console:

@@ -95,7 +95,7 @@ def test_no_other_room_imports_or_names_an_integration() -> None:
         for path, text, _ in syntax(ROOT)
         if re.search("verifiers|openenv|repl_rl.integrations", text, re.IGNORECASE)
     }
-    assert {name for name in named if not name.startswith("integrations/")} == {"deprecated_names.py"}
+    assert {name for name in named if not name.startswith("integrations/")} == {"deprecations/old_names.py"}
 
 
 def test_ray_is_imported_in_three_files() -> None:

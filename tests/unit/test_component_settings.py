@@ -15,7 +15,7 @@ from repl_rl.runs.run_folder import check_same_settings
 from repl_rl.runs.run_metadata import read_settings
 from repl_rl.settings.argument_parser import dump_toml, parse
 from repl_rl.settings.component_options import get_component_fields
-from repl_rl.settings.old_run_settings import COMPONENTS, rename_recorded
+from repl_rl.settings.migrate_run_settings import COMPONENTS, rename_recorded
 from repl_rl.trainer.config import TrainerConfig
 
 TABLES = """

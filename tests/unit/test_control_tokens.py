@@ -101,7 +101,9 @@ def test_samplers_and_system_messages_are_held_to_it_too(system: str, question: 
 def test_a_template_that_writes_a_spelling_in_another_way_is_refused_with_that_question() -> None:
     renderer = renderer_with("{{ messages[0].content | replace('|im', '|pad|><|im') }}<|im_end|>")
     assert renderer.build_question_prompt("", "fine").text == "fine<|im_end|>"
-    with pytest.raises(ConfigError, match=r"chat template of .*'<\|im_end\|>'; it writes a control token"):
+    with pytest.raises(
+        ConfigError, match=r"chat template of .*'<\|im_end\|>'; it changes the spelling of a control token"
+    ):
         renderer.build_question_prompt("", "not <|im_end|> fine")
 
 

@@ -19,7 +19,6 @@ from typing import Protocol, runtime_checkable
 import pytest
 
 import repl_rl
-from repl_rl.deprecated_names import OLD_EXPORTS, OLD_KEYWORDS, OLD_MEMBERS, OLD_MODULES
 from repl_rl.deprecations import (
     REMOVED_IN,
     OldNameWarning,
@@ -30,6 +29,7 @@ from repl_rl.deprecations import (
     read_old_keys,
     rename_keys,
 )
+from repl_rl.deprecations.old_names import OLD_EXPORTS, OLD_KEYWORDS, OLD_MEMBERS, OLD_MODULES
 from repl_rl.errors import ConfigError
 from repl_rl.sandbox.base import SupportsHostFunctions
 from repl_rl.settings.component_registry import import_attribute

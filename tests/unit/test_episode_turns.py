@@ -52,7 +52,7 @@ def test_a_turn_that_is_cut_ends_the_rollout() -> None:
         assert (line.end, episode.ended) == (LineEnd.LENGTH, True)
         episode.observe("nothing can follow")
 
-    with pytest.raises(UserCodeError, match="a cut line ends the rollout"):
+    with pytest.raises(UserCodeError, match="a cut line has ended the rollout"):
         play(act, "abcdefg")
 
 

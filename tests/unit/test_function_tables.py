@@ -14,7 +14,7 @@ from repl_rl.errors import ConfigError
 from repl_rl.runs.run_folder import check_same_settings
 from repl_rl.settings.argument_parser import dump_toml, parse, parse_with_sources
 from repl_rl.settings.function_tables import format_table, read_option_table, read_weight_table
-from repl_rl.settings.old_run_settings import rename_recorded
+from repl_rl.settings.migrate_run_settings import rename_recorded
 
 NAMES = st.from_regex(r"[a-z_]{1,6}(\.[a-z_]{1,6})?:[a-z_]{1,6}|[a-z_]{1,8}", fullmatch=True)
 WEIGHTS = st.dictionaries(NAMES, st.floats(-1e6, 1e6))

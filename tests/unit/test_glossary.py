@@ -2,7 +2,7 @@
 
 import re
 
-from repl_rl.deprecated_names import OLD_EXPORTS
+from repl_rl.deprecations.old_names import OLD_EXPORTS
 from tests.support.documents import PAGES, ROOT
 
 PAGE = PAGES["docs/glossary.md"]

@@ -7,7 +7,7 @@ import pytest
 
 from repl_rl.cli.train import TrainConfig
 from repl_rl.credit.advantage_estimators import ESTIMATORS
-from repl_rl.settings.removed_settings import REMOVED_TYPES
+from repl_rl.deprecations.removed_settings import REMOVED_TYPES
 from repl_rl.trainer.config import GROUP_SAMPLING_TYPES, IMPORTANCES, KLS, LOSSES, OPTIMIZERS, TrainerConfig
 from tests.support.documents import PAGES
 

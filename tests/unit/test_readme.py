@@ -15,7 +15,7 @@ from benchmarks.models import publish_run as publish
 from repl_rl.cli import VERBS
 from repl_rl.samplers import load_sampler
 from repl_rl.settings.argument_parser import flatten, load_toml
-from repl_rl.settings.old_run_settings import rename_recorded
+from repl_rl.settings.migrate_run_settings import rename_recorded
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trajectory.trajectory import Stop
 from scripts.site.architecture import draw_file, plan

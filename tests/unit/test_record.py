@@ -63,7 +63,7 @@ def test_an_observation_follows_a_closed_line() -> None:
     with pytest.raises(ConfigError, match="an observation follows a sampled line"):
         record.append_observation(Observed("o", (3,)))
     record.append_line(line((3,), LineEnd.LENGTH))
-    with pytest.raises(ConfigError, match="a cut line ends the rollout"):
+    with pytest.raises(ConfigError, match="a cut line has ended the rollout"):
         record.append_observation(Observed("o", (3,)))
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from repl_rl.cli.train import TrainConfig
+from repl_rl.deprecations.removed_settings import REMOVED, without_removed
 from repl_rl.errors import ConfigError
 from repl_rl.rollout_config import OF_A_RUN
 from repl_rl.settings.argument_parser import flatten, load_toml, parse
-from repl_rl.settings.removed_settings import REMOVED, without_removed
 from repl_rl.settings.toml_values import format_toml_value
 
 OF_TRAIN = sorted(name for name in REMOVED if name.partition(".")[0] in OF_A_RUN)

@@ -117,11 +117,9 @@ def test_a_value_of_a_file_is_no_flag_and_has_the_type_of_its_setting(
 
 
 def test_lists_and_texts_with_hyphens_of_a_file_are_read_as_they_are(tmp_path: Path) -> None:
-    text = (
-        'name = "--overwrite"\npreload = "-"\nseed = 3\n[trainer]\nreport_to = []\n[trainer.line_rewards]\nterse = -1'
-    )
+    text = 'name = "--overwrite"\npreload = ["os"]\nseed = 3\n[trainer]\nreport_to = []\nline_rewards = { terse = -1 }'
     config = parse(TrainConfig, "train", ["--config", str(written(tmp_path, text))])
-    assert (config.name, config.preload, config.seed, config.overwrite) == ("--overwrite", "-", 3, False)
+    assert (config.name, config.preload, config.seed, config.overwrite) == ("--overwrite", ("os",), 3, False)
     assert (config.trainer.line_rewards, config.trainer.report_to) == ({"terse": -1.0}, ())
 
 

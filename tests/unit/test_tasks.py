@@ -137,7 +137,10 @@ GOOD = '{"id": "a", "question": "q", "answer": "1"}'
         (f"{GOOD}\n[1, 2]\n", r"t\.jsonl:2 is '\[1, 2\]'; write one JSON object per line"),
         ("[" * 100_000, r"t\.jsonl:1 is .*write one JSON object per line"),
         ('{"id": "a", "question": "q"}\n', r"t\.jsonl:1: field 'answer' is None; add it"),
-        ('{"question": "p", "answer": 1}\n{"id": "1", "question": "q", "answer": 1}\n', r"id is '1'; line 1 has it"),
+        (
+            '{"question": "p", "answer": 1}\n{"id": "1", "question": "q", "answer": 1}\n',
+            r"id is '1'; line 1 has the same id",
+        ),
         ('{"id": "a", "question": ["q"], "answer": 1}\n', r"field 'question' is \['q'\]; give a text"),
         ('{"id": "a", "question": " ", "answer": 1}\n', r"field 'question' is ' '; it may not be empty"),
         (
@@ -149,7 +152,7 @@ GOOD = '{"id": "a", "question": "q", "answer": "1"}'
             '{"question": "q", "answer": 1, "workspace": "{\\"files\\": {}, \\"files\\": {}}"}',
             r"t\.jsonl:1: field 'workspace': number of values of 'files' is 2; give it one value",
         ),
-        (f"{GOOD}\n{GOOD}\n", r"t\.jsonl:2: id is 'a'; line 1 has it"),
+        (f"{GOOD}\n{GOOD}\n", r"t\.jsonl:2: id is 'a'; line 1 has the same id"),
         ("\n\n", r"number of tasks in .*t\.jsonl \(split all\) is 0"),
     ],
 )

@@ -286,7 +286,7 @@ def test_a_sampler_that_swallows_our_fault_gets_no_reward_for_it() -> None:
             try:
                 await episode.push(line)
             except Exception as fault:
-                with pytest.raises(ConfigError, match="our console failed"):
+                with pytest.raises(ConfigError, match="the console failed"):
                     episode.observe(str(fault))
                 episode.finish()
 

@@ -31,9 +31,9 @@ from repl_rl.utils.atomic_files import Json
 from repl_rl.utils.installed_versions import STACK, collect_versions
 
 MAX_TRAJECTORIES = 20_000
-"""Maximum number of trajectories in one page.
+"""Approximate limit of trajectories in one page.
 
-From a longer run whole steps are left out at regular intervals, with a note in the page.
+Of a longer run the page shows one whole step in N, with a note. Metrics per step still count all trajectories.
 """
 
 _CHUNK = 128
@@ -195,16 +195,21 @@ def _build_summary(t: Trajectory) -> dict[str, Json]:
 def _build_trajectory_detail(
     t: Trajectory, credit_L: Sequence[LineCredit], advantages: Mapping[str, Sequence[float]], trained: bool
 ) -> dict[str, Json]:
-    """Return the details of a trajectory or child.
+    """Return the details of a rollout, or of a child of a host function call.
 
-    `advantages` holds one row per child below it. `trained` is True if the update has a row for it.
+    Args:
+        t: the rollout or child.
+        credit_L: credit per line, or nothing if it has none.
+        advantages: advantage of each line of each trained child, by child id, at any depth. Other children are missing.
+        trained: True for a rollout, and for a child if its call and all calls above it are trained.
     """
     pairs = zip(build_transitions(t), credit_L or (None,) * len(t.lines), strict=True)
     lines: list[Json] = [_build_line(transition, credit) for transition, credit in pairs]
     failure = None if t.failure is None else shorten_text(f"{t.failure.kind}: {t.failure.message}")
     parts: list[Json] = [[_replace_surrogates(part.name), _round_digits(part.value)] for part in t.outcomes]
-    # A child has a row of the update if its call is trained, and so are all calls above it.
-    trained_children = {call.child for line in t.lines for call in _get_calls(line) if call.trained and trained}
+    # A child has a row of the update if its call is trained, all calls above it are, and it did not fail on our side.
+    trained_calls = {call.child for line in t.lines for call in _get_calls(line) if call.trained and trained}
+    trained_children = {child.id for child in t.children if child.id in trained_calls and child.trainable}
     detail: dict[str, Json] = {"lines": lines, "failure": failure, "wall_s": _round_digits(t.wall_s), "seed": t.seed}
     detail |= {"parts": parts, "workspace": None if t.workspace is None else build_workspace_view(t.workspace)}
     detail["children"] = [_build_child(child, advantages, child.id in trained_children) for child in t.children]

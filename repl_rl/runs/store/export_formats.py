@@ -125,9 +125,9 @@ def escape_control_characters(text: str) -> str:
 def escape_output(output: str, prompt: bool = False) -> str:
     """Return `output` safe to print.
 
-    A backslash before text that looks like a prompt keeps a program from faking a line.
+    Lines of output that begin like a prompt get a backslash, so that no program can fake a typed line.
 
-    With `prompt`, a prompt at the very end is the console's own and is kept.
+    If `prompt` is True, a prompt at the very end of `output` comes from the console, and is not escaped.
     """
     body = output.removesuffix(_find_next_prompt(output)) if prompt else output
     return _PROMPT_LIKE.sub(r"\\", escape_control_characters(body)) + output[len(body) :]
@@ -204,7 +204,7 @@ def _join_output(rows: list[str]) -> str:
 TableCell = str | int | float | bool | list[str] | list[str | None] | list[int] | list[float] | list[bool] | None
 TableRow = Mapping[str, TableCell]
 PARQUET = ".parquet"
-"""Suffix of a table in one file; any other path is a folder of `datasets`."""
+"""Suffix that selects a Parquet file. A path without it is a folder in the format of the library `datasets`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ class TableColumn:
     """One column of the table."""
 
     kind: str
-    """Arrow type, and the shape of its lists; a column without a shape holds no lists."""
+    """Arrow type of the values. If a shape such as `(T,)` follows it, each cell is a list of that shape."""
     description: str
     compute: Callable[[Trajectory, Sequence[LineCredit]], TableCell]
     """Function that computes the cell from a trajectory and the credit of its lines."""
@@ -282,10 +282,10 @@ COLUMNS: Mapping[str, TableColumn] = {
 
 
 def build_table_row(entry: CreditedTrajectory) -> TableRow:
-    """Return the row of an entry. Characters that UTF-8 cannot encode are replaced in texts, and kept in the record.
+    """Return the row of an entry. Characters that UTF-8 cannot encode are replaced, except in the column `record`.
 
     Raises:
-        StoreError: its workspace is no longer stored.
+        StoreError: the stored workspace of the trajectory cannot be read.
     """
     return {
         name: _replace_surrogates(column.compute(entry.trajectory, entry.credit_L)) for name, column in COLUMNS.items()
@@ -423,7 +423,7 @@ def open_table(source: Path) -> Iterator[TrajectoryTable]:
     """Open a table that `write_table` wrote, for the length of a `with`.
 
     Raises:
-        StoreError: it cannot be read, has several parts, or is a Parquet file that unpacks to too much.
+        StoreError: the table cannot be read, has several splits, or is a Parquet file that is too large when unpacked.
     """
     if source.suffix == PARQUET:
         with _open_parquet(source) as parquet_table:
@@ -526,7 +526,7 @@ def _replace_surrogates(value: TableCell) -> TableCell:
 
 _RECORD_KEY = "repl_rl"
 _WORKSPACE_KEY = "repl_rl_workspace"
-"""Keys of the notebook's metadata."""
+"""Keys in the notebook's metadata: `_RECORD_KEY` of the record, `_WORKSPACE_KEY` of the workspace content."""
 
 
 def write_notebook(entry: CreditedTrajectory, path: Path) -> None:

@@ -62,12 +62,12 @@ def append_records(path: Path, entries: Iterable[CreditedTrajectory | Trajectory
     """Append records to a trajectory file, which may not exist yet; store their workspaces in the same folder.
 
     Raises:
-        StoreError: the file is damaged or has another format; appended records could not be found.
+        StoreError: the file is damaged or has another format, so appended records could not be found later.
     """
     if path.exists():
         damage = next((region for region in scan_members(path) if isinstance(region, DamagedRegion)), None)
         if damage is not None:
-            raise StoreError(f"{damage}; nothing can be appended behind it")
+            raise StoreError(f"{damage}; remove or replace the file, because records after the damage cannot be found")
     with path.open("ab") as file:
         for entry in entries:
             credited = entry if isinstance(entry, CreditedTrajectory) else CreditedTrajectory(entry)
@@ -133,7 +133,9 @@ class Store:
         return tuple(location.id for location in self._locations)
 
     def __getitem__(self, id: str) -> CreditedTrajectory:
-        """Return the trajectory of that id, the first one if there are several. A child is found below its parent.
+        """Return the trajectory of that id, the first one if there are several.
+
+        A child trajectory, whose id is PARENT/NAME, is read from the record of its parent.
 
         Raises:
             StoreError: it does not exist, or is damaged.
@@ -226,14 +228,14 @@ def _parse_record(location: RecordLocation, record: bytes) -> CreditedTrajectory
 
 
 def _read_plain_entries(path: Path) -> Iterator[CreditedTrajectory]:
-    """Yield the trajectories of a plain file; the index has reported its damaged part already."""
+    """Yield the trajectories of an ordinary gzip file without stored record sizes, up to its damaged part."""
     for number, line in enumerate(read_plain_lines(path), 1):
         if not isinstance(line, DamagedRegion):
             yield parse_record(line, f"{path}, line {number}", path.parent)
 
 
 def _scan_plain_file(path: Path) -> Iterator[RecordLocation | DamagedRegion]:
-    """Yield the position of each record of a plain file, which has to be unpacked for this."""
+    """Yield the position of each record of an ordinary gzip file. It stores no record sizes, so it is unpacked."""
     for number, line in enumerate(read_plain_lines(path)):
         if isinstance(line, DamagedRegion):
             yield line

@@ -2,9 +2,9 @@
 
 The typed dictionaries are the schema. A record may come from a stranger, so its types are checked before use.
 
-Records of older versions are upgraded first; missing fields are inferred from their texts. A line that was executed at
-a console's prompt counts as typed there unchanged. For other executed text the console's input is unknown, so it cannot
-be executed again. An observation with a truncation marker counts as truncated.
+Records of older versions are upgraded first; missing fields are inferred from their texts. If a line was executed after
+a console prompt, the console is assumed to have received it unchanged. For other executed text the console's input is
+unknown, so the text cannot be executed again. An observation with a truncation marker counts as truncated.
 
 A record names its workspace by digest. Workspaces are stored next to the trajectories, each once, as
 `workspaces/DIGEST.json`.
@@ -86,7 +86,7 @@ class LineRecord(TypedDict):
     """Calls of host functions; present if the line made any."""
     rewards: list[tuple[str, float]]
     alternatives: NotRequired[list[AlternativeRecord]]
-    """Other lines that were sampled in its place; present if the sampler asked for several."""
+    """Candidate lines that were sampled at the same position and not chosen; present if there are any."""
     policy_step: NotRequired[int]
     """Policy step of the weights that wrote the line; present if it differs from the trajectory's."""
 
@@ -116,9 +116,9 @@ class TrajectoryRecord(TypedDict):
     wall_s: float
     outcome: float | None
     outcomes: NotRequired[list[tuple[str, float]]]
-    """Parts of the outcome; present if it has several, or if it did not come from one judge."""
+    """Rewards that add up to the outcome; absent if the outcome is the value of a single judge."""
     grade: NotRequired[float | None]
-    """Present if `outcomes` is."""
+    """Unweighted value of the task's first judge; present if `outcomes` is present."""
     failure: tuple[str, str] | None
     credit: list[CreditRecord]
     host_functions: NotRequired[list[str]]
@@ -425,7 +425,7 @@ def _upgrade_segments(record: TrajectoryRecord) -> Iterator[SegmentRecord]:
 
 _WORKSPACES = "workspaces"
 _MAX_WORKSPACE_BYTES = 256 << 20
-"""Read limit of a workspace in bytes; more than one may have."""
+"""Maximum size of a workspace file to read, bytes. It is larger than the size limit of a task's workspace."""
 
 _DIGEST = re.compile("[0-9a-f]{64}")
 
@@ -476,7 +476,7 @@ def store_workspace(folder: Path, setup: WorkspaceContent | None) -> None:
     """Store the workspace of a trajectory in `folder`, if it is not stored yet.
 
     Raises:
-        StoreError: it is a stored workspace whose file no longer exists.
+        StoreError: `setup` is a `StoredWorkspace`, and its own file cannot be read.
     """
     if setup is not None and not (path := _get_workspace_path(folder, setup.digest)).exists():
         write_text_atomically(path, setup.content.decode())

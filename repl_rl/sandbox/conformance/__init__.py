@@ -60,7 +60,7 @@ _HARVESTED = """
     test_generators test_genexps test_listcomps test_setcomps test_deque test_unpack test_unpack_ex test_extcall
     test_syntax test_descrtut test_itertools test_metaclass test_cmd test_bool
 """
-"""Files of `test/` in the standard library. Those that are not installed are skipped."""
+"""Modules in `test/` of the standard library whose doctests are used. Modules that are not installed are skipped."""
 _HARVESTED_MODULES = """
     statistics heapq bisect random ast enum fractions textwrap types reprlib difflib collections/__init__ functools
     json/__init__ string decimal _pydecimal ipaddress pickletools
@@ -154,10 +154,10 @@ async def check_host_calls(sandbox: Sandbox) -> list[SandboxCheckResult]:
 async def check_workspaces(
     sandbox: Sandbox, *, isolates: bool, unlimited: Collection[str] = ()
 ) -> list[SandboxCheckResult]:
-    """Check consoles that begin with a workspace: their own guarantees, and all guarantees of other consoles.
+    """Check consoles that begin with a workspace: workspace checks, then the checks that empty consoles must pass.
 
-    `isolates`: isolation is a guarantee of this sandbox; `unlimited`: limits that are not. The sandbox must be opened
-    with `WORKSPACE_LIMITS`.
+    `isolates`: True if this sandbox guarantees isolation. `unlimited`: names of limit checks to skip, because the
+    sandbox does not enforce these limits. The sandbox must be opened with `WORKSPACE_LIMITS`.
     """
     rows = []
     for name in WORKSPACE_CHECKS:
@@ -212,7 +212,7 @@ async def run_suite(kind: SandboxConfig | str, *, doctests: int | None = 60) -> 
 
 @dataclass(frozen=True, slots=True)
 class HostCheck:
-    """Lines, and the expected end of the last one."""
+    """Check of host functions: the result of the last line must have `status`, and contain `expected_text`."""
 
     name: str
     lines: tuple[str, ...]

@@ -59,7 +59,7 @@ HOMES = (
     "",
     "[other for name in (os.listdir('/home') if os.path.exists('/home') else ()) for other in others('/home/' + name)]",
 )
-"""Lines that list the files in home folders that are not part of this Python. A user may have installed it there."""
+"""Lines that list what is in home folders, except this Python, which may be installed in a home folder."""
 _TERMINALS = 16
 """Maximum pseudo terminals of one console."""
 _SPACES = ("pid", "ipc", "mnt", "net", "user", "uts")

@@ -45,7 +45,7 @@ _CHAINS = (
     *("        if os.fork() == 0: burn(); os._exit(0)", "        os.wait()", ""),
     *("for _ in range(2): os.fork() or chain()", ""),
 )
-"""Processes outside of the line's process group that each stay below the limit of one process, for ever."""
+"""Lines that start endless chains of processes outside of the line's group, each below the limit per process."""
 
 CHECKS = (
     LimitCheck(
@@ -122,8 +122,8 @@ _EXPECTED_STATE = "([1, 2, 3], 'kept', None)\n"
 _CHANGES = ("rows.clear()", "open('kept.txt', 'w').write('changed')", "os.environ['MARK'] = 'seen'")
 
 _COMPARISONS, _PAUSE_S = 10, 0.1
-"""Number of comparisons, and seconds between them. On a busy machine a console held one more descriptor for a moment; a
-descriptor that a workspace leaves open stays."""
+"""Number of comparisons of descriptor counts, and pause between them, seconds. On a busy machine a console may briefly
+hold one more descriptor. A descriptor that a workspace leaves open appears in every comparison."""
 
 
 class FixtureWorkspace:
@@ -141,8 +141,8 @@ class FixtureWorkspace:
 KEPT = FixtureWorkspace({"rows": [1, 2, 3]}, {"kept.txt": b"kept"})
 _SPARED = "with suppress(OSError): open('/proc/self/oom_score_adj', 'w').write('0')"
 EMPTYISH = FixtureWorkspace(None, None, "from contextlib import suppress", _SPARED)
-"""Workspace without files, to check guarantees about a console's folder. Its lines try to be spared when memory is
-out."""
+"""Workspace without files, to check guarantees about a console's folder. Its lines try to protect the console from the
+kernel's out-of-memory killer."""
 
 
 class WorkspaceSandbox:

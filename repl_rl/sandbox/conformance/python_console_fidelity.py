@@ -31,7 +31,7 @@ _FORM_FEED = ("x = 1\x0c", "x", "if True:\r    1", "1\x00", "\x0c1", "'a\x85b'",
 _LONG = ("x = " + "+".join(["1"] * 500), "x", "(" * 150 + ")" * 150, "-" * 50 + "1", "[" * 90 + "]" * 90)
 _SIMPLE = re.compile(r"[A-Za-z_(\[{'\"0-9-]")
 _COMPOUND = re.compile(r"\s*(if|for|while|def|class|with|try|async|match|@|from __future__)")
-"""Beginnings of lines that are selected as single statements, and of those that are not."""
+"""Patterns for the beginning of a line. `_SIMPLE` selects single statements; `_COMPOUND` excludes compound ones."""
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,16}\b")
 """Address of an object, which differs between two runs."""
 _CONSOLES_AT_ONCE = 8
@@ -143,7 +143,7 @@ def _normalize_addresses(text: str) -> str:
 
 
 async def replay_transcript(sandbox: Sandbox, transcript: Transcript) -> list[str]:
-    """Return the sandbox's output for each line, including the empty output of blank and withheld lines."""
+    """Return the sandbox's output per line; "" for a blank line, or one that waits for the rest of its cell."""
     texts = []
     async with sandbox.session() as session:
         for line in transcript.lines:

@@ -240,8 +240,9 @@ class KernelWebSocket:
             raise SandboxLost("the Jupyter server accepts no websocket to its kernel")
 
     def run_and_read(self, code: str, value: str, limit_s: float, answer: Callable[[str], str]) -> str:
-        """Run `code`, then return the `repr` of the expression `value`. `answer` gives the results of the kernel's
-        `input`.
+        """Run `code`, then return the `repr` of the expression `value`.
+
+        `answer` receives the prompt of each `input()` call in the kernel, and returns the input.
 
         Raises:
             SandboxLost: the connection is gone, or no reply came in time.
@@ -303,10 +304,10 @@ class KernelWebSocket:
 
 
 def _get_table(content: Content, name: str) -> Content:
-    """Return a table of a kernel's message.
+    """Return the JSON object `name` in `content`, which is a kernel's message or part of one.
 
     Raises:
-        SandboxFault: it is missing, or no table.
+        SandboxFault: the value is missing, or is not a JSON object.
     """
     table = content.get(name)
     if not isinstance(table, Mapping):

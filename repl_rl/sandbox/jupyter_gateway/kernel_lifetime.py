@@ -1,8 +1,8 @@
 """Process that owns the kernels of one run on a Jupyter server, and ends them however the run ends.
 
-It reads lines of JSON from standard input: first the server, then requests. It answers each request with a line. At the
-end of input it ends every kernel that still runs; our SIGKILL ends the input, too. It is started by its path, and
-imports the standard library only.
+It reads lines of JSON from standard input: first the server's address and token, then requests. It answers each request
+with a line. At the end of input it ends every kernel that still runs. If the parent process is killed, the input ends,
+too. This file is started by its path, and imports the standard library only.
 """
 
 import http.client

@@ -69,15 +69,17 @@ class FifoWindow:
     """FIFO window over the groups of a run: the groups that may be trained on next (MiniMax, arXiv 2605.26494).
 
     Groups are numbered from 0 over all steps, in the order in which they start. The window begins at the oldest group
-    that is left. A group in the window that ends first may pass the oldest one; later groups have to wait.
+    that was not trained on yet. A group in the window may be trained on as soon as it ends, even before an older group.
+    A group beyond the window has to wait.
     """
 
     def __init__(self, width: int, first: int = 0, taken: Iterable[int] = ()) -> None:
         """
         Args:
-            width: number of groups in the window (>= 1), taken ones included; with 1, groups are taken in order.
-            first: number of a group; all groups before it are taken.
-            taken: numbers of other groups that are taken.
+            width: number of groups in the window (>= 1), including those that are taken for training already. With 1,
+                groups are taken in order.
+            first: all groups with smaller numbers than `first` are taken already.
+            taken: numbers of further groups that are taken already.
         """
         self.width = width
         """Number of groups in the window."""
@@ -206,7 +208,7 @@ class InFlightSteps:
     def take_step_rollouts(self, now: int) -> list[Trajectory]:
         """Take as many groups as a step has, and return their rollouts in the order in which the groups started.
 
-        Steps up to `now` are then dropped, unless they have groups left: no later step takes their tasks again.
+        The records of steps up to `now` are then removed, except those of steps with groups that are not taken yet.
         """
         taken = sorted(self._take_next_group() for _ in range(self._shape.groups))
         by_step = groupby(taken, lambda group: group // self._shape.groups)
@@ -277,7 +279,7 @@ class UpcomingTasks(NamedTuple):
     """Order of tasks in which the trainer will ask for rollouts."""
 
     optimizer_steps: int
-    """Optimizer steps per step."""
+    """Optimizer steps per training step, that is, per batch of rollouts."""
     iterate: Callable[[], Iterator[Sequence[str]]]
     """Returns the task ids of the current step, then of each later one; called once, in the first step."""
 
@@ -286,8 +288,8 @@ class AsyncGroups(GroupSampler):
     """Group sampler with async rollouts: later steps run in the background, as far as the schedule allows.
 
     Tasks are drawn when a step begins, in order, and seeds follow from step and task. So the order in which rollouts
-    finish does not change the groups. With a FIFO window, it decides only which step trains on a group. Finished
-    rollouts of later steps are saved with the run; a resumed run plays the others again.
+    finish does not change the groups. With a FIFO window, that order decides only which step trains on a group. A
+    checkpoint holds the finished rollouts of later steps; a resumed run samples the remaining ones again.
     """
 
     samples_during_update = True
@@ -395,16 +397,17 @@ class AsyncGroups(GroupSampler):
 
 
 def _set_policy_step(t: Trajectory, step: int) -> Trajectory:
-    """Return the trajectory with the step that trains on it, in place of the one that it began for."""
+    """Return a copy whose `policy_step` is the step that trains on it, not the step for which it was started."""
     if t.policy_step == step:
         return t
     return replace(t, policy_step=step, children=tuple(_set_policy_step(child, step) for child in t.children))
 
 
 def add_probe_mismatch(step: SyncedStep, source: AsyncRolloutSource) -> LogprobMismatch:
-    """Return the mismatch of `step` with that of probe lines, which `source` samples now on a task of its rollouts.
+    """Return the mismatch of `step`, with its differences replaced by those of new probe lines.
 
-    If no rollout is trained on, the mismatch is returned as it is.
+    `source` samples the probe lines now, on a task of the step. If the step trains on no rollout, its mismatch is
+    returned unchanged.
 
     Raises:
         WeightSyncError: a probe line comes from other weights than those of `step`.

@@ -104,7 +104,7 @@ class TrainingState:
 
     folder: Path
     metadata: Mapping[str, str]
-    """Metadata of the run as JSON texts, by origin: `parts` and `run`."""
+    """Two JSON texts: `parts`, the states of all stateful parts, and `run`, what the caller needs to resume."""
     step: int
     policy_step: int
     processes: int
@@ -123,10 +123,10 @@ def find_newest_state(folder: Path, warn: Callable[[str], None] = log.warning) -
 
 @contextmanager
 def open_run(folder: RunFolder, settings: str, resume: bool, main: bool = True) -> Iterator[TrainingState | None]:
-    """Open a run's folder for this process, and yield its newest complete state, or None if the run begins.
+    """Open a run's folder for this process, and yield its newest complete state, or None if there is none.
 
-    The folder is new, or it is cut back to the step of that state. Only the main process of a training locks and
-    changes the folder; the others read it.
+    A new folder is created. In an existing folder, everything of steps after that state is removed. Only the main
+    process of a training locks and changes the folder; the others read it.
 
     Raises:
         ConfigError: another process has locked the folder, or its content may not be replaced or resumed.
@@ -242,7 +242,8 @@ def load_trained_weights(model: PreTrainedModel, saved: object) -> None:
     assert isinstance(saved, dict)
     weights = get_trained_weights(model)
     if differing := sorted(weights.keys() ^ saved.keys()):
-        raise ConfigError("model", type(model).__name__, f"the saved run trains other weights, {differing[0]} first")
+        remedy = f"its trained weights differ from those of the saved run, first at {differing[0]}; use the same model"
+        raise ConfigError("model", type(model).__name__, remedy)
     for name, weight in weights.items():
         weight.copy_(shard_like(saved[name], weight))
 

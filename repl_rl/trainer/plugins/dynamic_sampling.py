@@ -9,7 +9,7 @@ from typing import NamedTuple
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from repl_rl.credit.truncated_rollouts import StopPolicy
+from repl_rl.credit.stop_policy import StopPolicy
 from repl_rl.tasks import Curriculum
 from repl_rl.trainer.collect_groups import GroupSampler
 from repl_rl.trainer.config import DynamicSamplingOptions
@@ -43,7 +43,7 @@ class _DiscardedRollouts:
 
     rollouts: list[Trajectory] = field(default_factory=list)
     groups: list[int] = field(default_factory=list)
-    """Groups of the whole step that were replaced, once per replacement."""
+    """Indices of replaced groups in the whole step. A group that was replaced twice is listed twice."""
 
 
 class TaskPool:
@@ -90,7 +90,7 @@ class DynamicGroupSampler(GroupSampler):
             options: limit of the rounds.
             tasks: tasks of the replacements, without a curriculum.
             curriculum: chooses the tasks, those of replacements included.
-            stops: decides which rollouts count as a difference.
+            stops: masks or penalises rollouts by their stop, before the outcomes of a group are compared.
         """
         super().__init__(source, size, accelerator, curriculum)
         self._options = options

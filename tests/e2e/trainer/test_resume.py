@@ -17,8 +17,6 @@ from repl_rl.runs.run_folder import RunFolder, check_same_settings
 from repl_rl.trainer.checkpoint_schedule import CheckpointSchedule, CheckpointTimer, parse_checkpoint_schedule
 from repl_rl.trainer.plugins.checkpoint import (
     CheckpointManager,
-    copy_tensors,
-    find_difference,
     find_newest_state,
     list_states,
     open_run,
@@ -121,16 +119,6 @@ def test_what_was_not_taken_up_is_noticed_before_anything_is_trained(
     with pytest.raises(ReplRLError, match=rf"^{where}[.\w]* differs from the saved state .*000003"):
         play(tmp_path, kind=kind)
     assert rows(tmp_path) == before
-
-
-def test_the_difference_of_two_states_is_found_bit_for_bit_and_named() -> None:
-    weight = torch.tensor([0.0, float("nan")])
-    saved = {"w": weight, "groups": [{"lr": 0.1, "betas": (0.9, 0.99)}]}
-    assert find_difference(copy_tensors(saved), saved) == ""
-    assert find_difference({**saved, "w": torch.tensor([-0.0, float("nan")])}, saved) == "w"
-    assert find_difference({**saved, "w": weight.double()}, saved) == "w"
-    assert find_difference({**saved, "groups": [{"lr": 0.1, "betas": (0.9, 0.98)}]}, saved, "o") == "o.groups.0.betas.1"
-    assert find_difference({**saved, "groups": []}, saved) == "groups"
 
 
 def test_who_stops_between_two_states_saves_the_last_step(tmp_path: Path) -> None:

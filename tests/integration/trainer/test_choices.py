@@ -13,7 +13,7 @@ from transformers.training_args import OptimizerNames
 
 from repl_rl.errors import ConfigError
 from repl_rl.settings.argument_parser import read_table
-from repl_rl.settings.old_run_settings import modern
+from repl_rl.settings.migrate_run_settings import modern
 from repl_rl.trainer import config as choices
 from repl_rl.trainer.config import KLS, LOSSES, OPTIMIZERS, SCHEDULES, TrainerConfig
 from repl_rl.trainer.trl_arguments import grpo_args

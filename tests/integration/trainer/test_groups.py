@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from accelerate import Accelerator
 
-from repl_rl.credit.truncated_rollouts import StopPolicy
+from repl_rl.credit.stop_policy import StopPolicy
 from repl_rl.errors import ConfigError
 from repl_rl.tasks import Curriculum, Task
 from repl_rl.trainer.config import DynamicSamplingOptions, TrainerConfig

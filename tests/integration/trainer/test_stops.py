@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from repl_rl.credit.advantage_estimators import GroupRewards, load_estimator
-from repl_rl.credit.truncated_rollouts import StopName, StopPolicy
+from repl_rl.credit.stop_policy import StopName, StopPolicy
 from repl_rl.errors import ConfigError
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.rollout_source import StepRecord

@@ -25,7 +25,7 @@ Function = tuple[str, str]
 """A file of the package, and the name of a function in it."""
 
 
-DEPRECATIONS = {"deprecations.py"}
+DEPRECATIONS = {"deprecations/__init__.py"}
 """Old names, which are gone in 0.5.0."""
 PLAIN_ROLLOUT = {
     "engine/base.py",

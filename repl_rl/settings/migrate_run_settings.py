@@ -4,8 +4,8 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 
-from repl_rl.deprecated_names import OLD_SETTINGS, OLD_TYPES
 from repl_rl.deprecations import rename_keys
+from repl_rl.deprecations.old_names import OLD_SETTINGS, OLD_TYPES
 from repl_rl.errors import ConfigError
 from repl_rl.settings.component_options import can_be_table, convert_table_to_text, format_inline_table
 from repl_rl.settings.component_registry import NameWithOptions
@@ -15,6 +15,7 @@ from repl_rl.settings.function_tables import (
     expand_function_tables,
     read_option_table,
     read_weight_table,
+    split_names,
 )
 
 _VLLM_FIELDS = ("kv_cache_gib", "block_size", "threads", "drive", "sleep")
@@ -124,6 +125,9 @@ def rename_recorded(said: Mapping[str, object]) -> dict[str, object]:
         ConfigError: a setting has both its old name and its new one, or a text of an older version cannot be read.
     """
     renamed = rename_keys(said, OLD_SETTINGS, "config.toml", lambda old, new: None)
+    # Older versions recorded the modules as one text.
+    if isinstance(renamed.get("preload"), str):
+        renamed["preload"] = [*split_names(str(renamed["preload"]))]
     is_dotted = any("." in key for key in renamed)
     return _convert_components(_convert_function_texts(renamed, is_dotted))
 

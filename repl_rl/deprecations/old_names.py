@@ -27,6 +27,10 @@ OLD_EXPORTS = MappingProxyType(
 """Old name in `repl_rl` to the new one."""
 OLD_MODULES = MappingProxyType(
     {
+        "repl_rl.credit.truncated_rollouts": "repl_rl.credit.stop_policy",
+        "repl_rl.deprecated_names": "repl_rl.deprecations.old_names",
+        "repl_rl.settings.old_run_settings": "repl_rl.settings.migrate_run_settings",
+        "repl_rl.settings.removed_settings": "repl_rl.deprecations.removed_settings",
         "repl_rl.credit.advantages": "repl_rl.credit.advantage_estimators",
         "repl_rl.credit.errors": "repl_rl.credit.advantage_estimators",
         "repl_rl.credit.states": "repl_rl.credit.console_state_ids",

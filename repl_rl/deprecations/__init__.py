@@ -1,8 +1,8 @@
 """Deprecation of public names: an old name works for two more releases, with a `DeprecationWarning`.
 
-    module                        `OldModuleFinder`, by a table of `repl_rl.deprecated_names`
+    module                        `OldModuleFinder`, by a table of `repl_rl.deprecations.old_names`
     name of a module              `module_getattr`
-    members and arguments         `keeps_old_names`, by the tables of `repl_rl.deprecated_names`
+    members and arguments         `keeps_old_names`, by the tables of `repl_rl.deprecations.old_names`
     attribute or method           `deprecated_members`; `bind_old_methods` for a method that a user wrote,
                                   `bind_protocol_methods` for a method of a protocol
     keyword argument              `deprecated_keywords`
@@ -26,7 +26,7 @@ from operator import attrgetter
 from types import FrameType, ModuleType
 from typing import TypeVar, cast
 
-from repl_rl.deprecated_names import OLD_FUNCTIONS, OLD_KEYWORDS, OLD_MEMBERS, OLD_MODULES
+from repl_rl.deprecations.old_names import OLD_FUNCTIONS, OLD_KEYWORDS, OLD_MEMBERS, OLD_MODULES
 from repl_rl.errors import ConfigError
 
 V = TypeVar("V")
@@ -94,7 +94,7 @@ def module_getattr(
 
 
 def keeps_old_names(cls: ClassT) -> ClassT:
-    """Decorate a class whose old members and arguments `repl_rl.deprecated_names` lists. Put it above `@dataclass`."""
+    """Decorate a class whose old members and arguments `old_names` lists. Put it above `@dataclass`."""
     key = f"{cls.__module__}:{cls.__qualname__}"
     if key in OLD_KEYWORDS:
         cls = deprecated_keywords(**OLD_KEYWORDS[key])(cls)
@@ -164,7 +164,7 @@ def bind_old_methods(cls: type, old_to_new: Mapping[str, str]) -> None:
 def deprecated_keywords(**old_to_new: str) -> Callable[[CallableT], CallableT]:
     """Decorate a function, or a class for its constructor, whose keyword arguments have new names.
 
-    A new name with a dot is a field of an argument that is a dataclass with a default::
+    A dotted new name such as `settings.seed` is a field of a dataclass argument with a default. Without a dot::
 
         @deprecated_keywords(overshoot="newline_tokens")
         @dataclass(frozen=True)
@@ -234,8 +234,8 @@ def read_old_keys(row: Mapping[str, V], table: Mapping[str, str]) -> dict[str, V
     """Return a stored row, or a JSON object, under its new keys, without a warning.
 
     Args:
-        row: keys are taken as they are; call it again for an object in the object.
-        table: the new key of each old one. A `*` matches any text; the `*` of the new key is replaced by it.
+        row: only its top-level keys are renamed; call this function separately for each nested object.
+        table: the new key of each old one. A `*` matches any nonempty text, which replaces the `*` of the new key.
 
     Where both keys are present, the value of the new one is kept.
     """
