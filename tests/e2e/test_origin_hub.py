@@ -151,7 +151,7 @@ def test_a_folder_of_that_name_wins(hub: Hub, home: Path) -> None:
     [
         ("org/nosuch", "", ["model is 'org/nosuch'", "has no such model or hides it", "hf auth login"]),
         ("org/private", "", ["model is 'org/private'", "hides it"]),
-        ("org/tiny@v9", "", ["revision of org/tiny is 'v9'", "none of that name"]),
+        ("org/tiny@v9", "", ["revision of org/tiny is 'v9'", "has no such revision"]),
         ("org/gated", "", ["gated model is 'org/gated'", "accept its conditions at http", "HF_TOKEN"]),
         ("org/tiny", "hf_bad", ["model is 'org/tiny'", "refuses your token"]),
         ("org/broken", "", ["model is 'org/broken'", "its download stopped", "try again"]),

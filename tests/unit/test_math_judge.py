@@ -409,3 +409,10 @@ def test_a_formula_without_a_value_is_no_reference_and_is_refused_before_it_is_w
     assert not is_readable(text)
     assert not is_equal("42", text)
     assert time.process_time() - before < 2
+
+
+def test_lines_are_joined_within_brackets_only() -> None:
+    """Two lines of text are two answers, of which neither counts."""
+    assert is_equal("7", "(3\n+4)")
+    assert not is_equal("7", "3\n+4")
+    assert not is_equal("x + 1", "x\n+1")

@@ -54,8 +54,8 @@ _ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
 _BRANCH_MARGIN = 128
 """Tokens before and after the branch point of rows whose gradients are compared in a step."""
 _MAX_CHECKED_ROWS = 4
-"""Number of rows of a tree whose log probabilities are compared in a step. Scoring each of 24 rows alone once took
-longer than the update itself."""
+"""Number of rows of a tree whose log probabilities are compared in a step. With a model of 0.5 B parameters on a CPU,
+scoring each of 24 rows alone took minutes."""
 _MAX_GRADIENT_ROWS = 3
 """Number of rows whose gradients are compared in a step."""
 
